@@ -1,0 +1,52 @@
+"""Fine-tune a Hugging Face transformer inside the memory you have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tightfit.errors import TightfitError
+    from tightfit.inference import evaluate, predict
+    from tightfit.job import Job
+    from tightfit.recipe import Recipe
+    from tightfit.record import Run, load_run
+    from tightfit.strategies.freeze import freeze, frozen_parameters
+    from tightfit.training import train
+
+# torch takes seconds to import: each name is fetched when it is first used.
+_HOMES = {
+    "Job": "job",
+    "Recipe": "recipe",
+    "Run": "record",
+    "TightfitError": "errors",
+    "evaluate": "inference",
+    "freeze": "strategies.freeze",
+    "frozen_parameters": "strategies.freeze",
+    "load_run": "record",
+    "predict": "inference",
+    "train": "training",
+}
+
+__all__ = [
+    "Job",
+    "Recipe",
+    "Run",
+    "TightfitError",
+    "evaluate",
+    "freeze",
+    "frozen_parameters",
+    "load_run",
+    "predict",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tightfit' has no attribute '{name}'")
+    return getattr(import_module(f"tightfit.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

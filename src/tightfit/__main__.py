@@ -1,0 +1,5 @@
+"""python -m tightfit"""
+
+from tightfit.cli import main
+
+main()

@@ -1,0 +1,221 @@
+"""The command line: one verb, one function; help is its docstring. torch is imported only when there is work."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tightfit.errors import BadInput, TightfitError
+from tightfit.job import Job, read_job_file
+
+app = typer.Typer(
+    name="tightfit",
+    help="Fine-tune a Hugging Face transformer inside the memory you have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _setting(name: str) -> Any:
+    """An option for a job's setting, described where the job describes it."""
+    field = Job.model_fields[name]
+    default = "" if field.default is None or field.is_required() else f" [default: {field.default}]"
+    return typer.Option(f"--{name.replace('_', '-')}", help=f"{field.description}{default}", show_default=False)
+
+
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. [default: cuda if there, else cpu]")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.", metavar="RUN")]
+
+
+@app.command()
+def train(
+    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
+    model: Annotated[str | None, _setting("model")] = None,
+    data: Annotated[str | None, _setting("data")] = None,
+    validation: Annotated[str | None, _setting("validation")] = None,
+    task: Annotated[str | None, _setting("task")] = None,
+    text: Annotated[str | None, _setting("text")] = None,
+    label: Annotated[str | None, _setting("label")] = None,
+    batch_size: Annotated[int | None, _setting("batch_size")] = None,
+    max_length: Annotated[int | None, _setting("max_length")] = None,
+    epochs: Annotated[float | None, _setting("epochs")] = None,
+    max_steps: Annotated[int | None, _setting("max_steps")] = None,
+    learning_rate: Annotated[float | None, _setting("learning_rate")] = None,
+    weight_decay: Annotated[float | None, _setting("weight_decay")] = None,
+    max_grad_norm: Annotated[float | None, _setting("max_grad_norm")] = None,
+    seed: Annotated[int | None, _setting("seed")] = None,
+    random_weights: Annotated[bool | None, _setting("random_weights")] = None,
+    use: Annotated[
+        list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The run folder: model, record, checkpoints.")] = Path("runs/run"),
+    device: Device = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    report_to: Annotated[list[str] | None, typer.Option(help="tensorboard, wandb, … as in transformers.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a model on a data file and write it to a run folder."""
+    given = {name: value for name, value in locals().items() if name in Job.model_fields and value is not None}
+    file = file or _job_of_earlier_run(out, resume)
+    values, words = read_job_file(file) if file else ({}, [])
+    values, words = {**values, **given}, use or words
+    missing = [name for name in ("model", "data") if name not in values]
+    if missing:
+        raise BadInput(f"--{missing[0]} is missing: tightfit train --model NAME --data FILE --out FOLDER.")
+    job = Job.of(**values)
+
+    from tightfit.training import train as run_training
+
+    run = run_training(job, words, out=out, device=device, resume=resume, report_to=report_to or [], quiet=as_json)
+    _show_run(run, as_json)
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[
+        str | None, typer.Option(help="A file to score on; rows that were trained on are left out.")
+    ] = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Score a trained model on rows it never saw."""
+    from tightfit.inference import evaluate as run_evaluation
+    from tightfit.report.screen import Screen
+    from tightfit.report.text import show_evaluation
+
+    screen = Screen(quiet=as_json)
+    with screen.status("Evaluating"):
+        evaluation = run_evaluation(run, data, device)
+    for note in evaluation.notes:
+        screen.say(note)
+    if as_json:
+        _print_json({"metrics": evaluation.metrics, "rows": evaluation.rows, "notes": evaluation.notes})
+    else:
+        show_evaluation(evaluation, _stdout())
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    texts: Annotated[list[str] | None, typer.Argument(help="Texts to label.", metavar="[TEXT]...")] = None,
+    data: Annotated[str | None, typer.Option(help="A file of texts to label.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the labelled file (.csv, .tsv, .jsonl).")] = None,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Label texts with a trained model."""
+    if bool(texts) == bool(data):
+        raise BadInput('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out labelled.csv).')
+    if data and out is None:
+        raise BadInput("--out is missing: say where to write the labelled file, such as --out labelled.csv.")
+    if data and out:
+        _label_file(run, data, out, device, as_json)
+    else:
+        _label_texts(run, texts or [], device, as_json)
+
+
+@app.command()
+def strategies(as_json: AsJson = False) -> None:
+    """List the strategies: what each frees and what it does to the result."""
+    from tightfit.report.text import show_strategies, strategy_rows
+
+    if as_json:
+        _print_json({"strategies": [vars(row) for row in strategy_rows()]})
+    else:
+        show_strategies(_stdout())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"), as_json: AsJson = False
+) -> None:
+    """Train on hotel reviews that come with tightfit: offline, in about a minute."""
+    from tightfit.demo import demo_job, free_folder
+    from tightfit.training import train as run_training
+
+    job, folder = demo_job(), free_folder(out)
+    run = run_training(job, ["slice:size=8"], out=folder, device="cpu", quiet=as_json)
+    _show_run(run, as_json)
+    if not as_json:
+        _stdout().print(_NEXT_STEPS.format(folder=folder), markup=False)
+
+
+_NEXT_STEPS = """
+Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"
+Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
+                     (a column named text or review, one named label; --text and --label name others)
+Less memory:         add --use slice:size=4 --use checkpoint --use adafactor; tightfit strategies lists them all"""
+
+
+def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
+    """--resume without a model goes on with what the folder says."""
+    file = out / "job.yaml"
+    return file if resume and file.is_file() else None
+
+
+def _label_file(run: Path, data: str, out: Path, device: str | None, as_json: bool) -> None:
+    from tightfit.labelling import label_file
+    from tightfit.report.screen import Screen
+
+    with Screen(quiet=as_json).status("Labelling"):
+        rows = label_file(run, data, out, device)
+    if as_json:
+        _print_json({"rows": rows, "out": str(out)})
+    else:
+        _stdout().print(f"{rows:,} rows labelled: {out}", markup=False)
+
+
+def _label_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
+    from tightfit.inference import predict as run_prediction
+    from tightfit.report.screen import Screen
+    from tightfit.report.text import show_predictions
+
+    with Screen(quiet=as_json).status("Reading the model"):
+        predictions = run_prediction(run, texts, device)
+    if as_json:
+        answers = [
+            {"text": t, "label": p.label, "confidence": p.confidence} for t, p in zip(texts, predictions, strict=True)
+        ]
+        _print_json({"predictions": answers})
+    else:
+        show_predictions(texts, predictions, _stdout())
+
+
+def _show_run(run: Any, as_json: bool) -> None:
+    from tightfit.report.text import show_run
+
+    if as_json:
+        sys.stdout.write(run.to_json())
+    else:
+        show_run(run, _stdout())
+
+
+def _stdout() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def _print_json(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is one sentence and an exit code."""
+    try:
+        app()
+    except TightfitError as error:
+        sys.stderr.write(f"tightfit: {error}\n")
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("tightfit: stopped. --resume goes on from the last checkpoint.\n")
+        raise SystemExit(130) from None

@@ -1,0 +1,1 @@
+"""From a file to batches: rows, clean rows, split, tokens, slices."""

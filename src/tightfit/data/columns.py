@@ -1,0 +1,79 @@
+"""Columns: which hold the text and the label, found by name or given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tightfit.errors import DataError, suggest
+
+_TEXTS = (
+    "text", "review", "sentence", "content", "comment", "document", "body", "message", "tweet", "title",
+    "review_text", "review_body", "text_a", "评论", "文本", "内容", "句子",
+)  # fmt: skip
+_PAIRS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
+    ("text1", "text2"), ("question", "passage"), ("question", "sentence"),
+)  # fmt: skip
+_LABELS = (
+    "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns a training reads."""
+
+    text: tuple[str, ...]
+    """One column, or two for pairs."""
+    label: str | None
+
+
+def find_columns(
+    name: str, columns: list[str], text: tuple[str, ...] | None, label: str | None, *, need_label: bool = True
+) -> Columns:
+    """Take the given columns if the file has them, else the ones with usual names, else the only one left."""
+    for given in (*(text or ()), *([label] if label else [])):
+        if given not in columns:
+            raise DataError(f"{name} has no column '{given}': {suggest(given, columns)}")
+    if text is not None and not 1 <= len(text) <= 2:
+        raise DataError(f"--text takes one column or two (a pair), not {len(text)}.")
+    label = label or _first(columns, _LABELS, taken=text or ())
+    text = text or _text_by_name(columns, label)
+    rest = [column for column in columns if column not in text and column != label]
+    if not text and len(rest) == 1:
+        text = (rest.pop(),)
+    if label is None and len(rest) == 1 and need_label:
+        label = rest[0]
+    return Columns(_text_found(name, text, columns), _label_found(name, label, columns, need_label))
+
+
+def _first(columns: list[str], names: tuple[str, ...], taken: tuple[str, ...] = ()) -> str | None:
+    by_lower = {column.strip().lower(): column for column in columns if column not in taken}
+    return next((by_lower[name] for name in names if name in by_lower), None)
+
+
+def _text_by_name(columns: list[str], label: str | None) -> tuple[str, ...]:
+    by_lower = {column.strip().lower(): column for column in columns}
+    for first, second in _PAIRS:
+        if first in by_lower and second in by_lower:
+            return by_lower[first], by_lower[second]
+    found = _first(columns, _TEXTS, taken=(label,) if label else ())
+    return (found,) if found else ()
+
+
+def _text_found(name: str, text: tuple[str, ...], columns: list[str]) -> tuple[str, ...]:
+    if text:
+        return text
+    raise DataError(
+        f"No text column was found in {name} (columns: {', '.join(columns)}): name it with --text, "
+        "or by number (--text 1 --label 2) if the first line holds no names."
+    )
+
+
+def _label_found(name: str, label: str | None, columns: list[str], need: bool) -> str | None:
+    if label is None and need:
+        raise DataError(
+            f"No label column was found in {name} (columns: {', '.join(columns)}): name it with --label, "
+            "or by number (--text 1 --label 2) if the first line holds no names."
+        )
+    return label

@@ -1,0 +1,89 @@
+"""Split: which rows are trained on and which are held out, kept with the run so that the two never mix."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tightfit.data.rows import Rows
+
+HELD_OUT = 0.1
+_FOLDER = "split"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training and validation rows."""
+
+    train: Any
+    validation: Any
+    digest: str
+    """Of the data the validation rows come from."""
+    notes: tuple[str, ...] = ()
+
+
+def split_rows(rows: Rows, validation: Rows | None, seed: int) -> Split:
+    """Hold out the given validation rows, or a seeded tenth of each label."""
+    if validation is not None:
+        return _with_repeats_counted(Split(rows.dataset, validation.dataset, validation.digest))
+    from sklearn.model_selection import train_test_split
+
+    labels = list(rows.dataset["label"])
+    held_out = max(len(set(labels)), round(HELD_OUT * len(labels)))
+    train, test = train_test_split(
+        range(len(labels)), test_size=held_out, random_state=seed, stratify=labels, shuffle=True
+    )
+    return _with_repeats_counted(
+        Split(rows.dataset.select(sorted(train)), rows.dataset.select(sorted(test)), rows.digest)
+    )
+
+
+def save_split(folder: Path, split: Split) -> None:
+    """Write the held-out lines and the fingerprints of the training rows into the run folder."""
+    target = folder / _FOLDER
+    target.mkdir(parents=True, exist_ok=True)
+    about = {"digest": split.digest, "validation_lines": list(split.validation["line"])}
+    (target / "validation.json").write_text(json.dumps(about), "utf-8")
+    np.save(target / "train.npy", fingerprints(split.train), allow_pickle=False)
+
+
+def held_out_rows(folder: Path, rows: Rows) -> tuple[Any, tuple[str, ...]]:
+    """The rows that this run did not train on, and a note on what was left out."""
+    about = json.loads((folder / _FOLDER / "validation.json").read_text("utf-8"))
+    trained = np.load(folder / _FOLDER / "train.npy", allow_pickle=False)
+    if about["digest"] == rows.digest:
+        lines = set(about["validation_lines"])
+        keep = [i for i, line in enumerate(rows.dataset["line"]) if line in lines]
+    else:
+        keep = np.flatnonzero(~np.isin(fingerprints(rows.dataset), trained)).tolist()
+    left_out = len(rows) - len(keep)
+    note = (f"{rows.name}: {left_out:,} of {len(rows):,} rows were trained on and are left out",) if left_out else ()
+    return rows.dataset.select(keep), note
+
+
+def fingerprints(dataset: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """One number per row that says whether two rows hold the same words and label."""
+    pairs = dataset["text_pair"] if "text_pair" in dataset.column_names else [""] * len(dataset)
+    return np.array(
+        [_fingerprint(*row) for row in zip(dataset["text"], pairs, dataset["label"], strict=True)],
+        dtype=np.uint64,
+    )
+
+
+def _fingerprint(*words: str) -> int:
+    digest = hashlib.blake2b("\0".join(words).encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _with_repeats_counted(split: Split) -> Split:
+    """Rows that stand word for word on both sides make the score look better than it is: say so."""
+    repeats = int(np.isin(fingerprints(split.validation), fingerprints(split.train)).sum())
+    if not repeats:
+        return split
+    note = f"{repeats:,} of {len(split.validation):,} validation rows also stand word for word among the training rows"
+    return Split(split.train, split.validation, split.digest, (*split.notes, note))

@@ -1,0 +1,169 @@
+"""Tables: a data file's columns, and its rows one after another with the line each stands on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightfit.data.encoding import detect_encoding
+from tightfit.errors import DataError
+
+csv.field_size_limit(sys.maxsize)  # a review of more than 131,072 characters is a row like any other
+
+Row = tuple[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file, read as often as needed and never held in memory."""
+
+    path: Path
+    header: bool = True
+    """False numbers the columns 1, 2, 3, … for files that have no line of names."""
+
+    def rows(self) -> Iterator[Row]:
+        """Every row with its line number (its row number where there are no lines)."""
+        return _READERS[self.path.suffix.lower()](self)
+
+    def columns(self) -> list[str]:
+        """The names of the columns, from the first row."""
+        for _, row in self.rows():
+            return list(row)
+        raise DataError(f"{self.path} has a line of column names and no rows below it: add rows.")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the file's ending is one that is read here."""
+    return path.suffix.lower() in _READERS
+
+
+def table_endings() -> str:
+    """The endings, for messages."""
+    return ", ".join(_READERS)
+
+
+def _delimited(table: Table) -> Iterator[Row]:
+    encoding = detect_encoding(table.path)
+    delimiter = _delimiter(table.path, encoding)
+    quoting = csv.QUOTE_MINIMAL
+    if delimiter == "\t" and not _quotes_are_sound(table.path, encoding):
+        quoting = csv.QUOTE_NONE  # many TSV files do not quote: a " is then a character like any other
+    names: list[str] | None = None
+    for line, values in _records(table.path, encoding, delimiter, quoting):
+        if names is None:
+            names = [n.strip() for n in values] if table.header else [str(i + 1) for i in range(len(values))]
+            if table.header:
+                continue
+        if len(values) > len(names):
+            raise DataError(
+                f"{table.path} line {line} has {len(values)} fields where the first line has {len(names)}: "
+                'put the text in double quotes ("...").'
+            )
+        yield line, dict(zip(names, values + [""] * (len(names) - len(values)), strict=True))
+
+
+def _delimiter(path: Path, encoding: str) -> str:
+    with path.open(encoding=encoding, newline="") as file:
+        first = file.readline()
+    if not first.strip():
+        raise DataError(f"{path} is empty: give a file with a line of column names and rows below it.")
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    return max((usual, ",", ";", "\t"), key=first.count)
+
+
+def _quotes_are_sound(path: Path, encoding: str) -> bool:
+    """Whether reading with quotes works and gives rows of one width."""
+    try:
+        widths = {len(values) for _, values in _records(path, encoding, "\t", csv.QUOTE_MINIMAL)}
+    except DataError:
+        return False
+    return len(widths) == 1
+
+
+def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[tuple[int, list[str]]]:
+    """Every non-blank record with the line it starts on."""
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
+        while True:
+            line = reader.line_num + 1
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(
+                    f"{path} line {line}: the quotes are broken ({error}). "
+                    'A quote inside a quoted text is written twice ("").'
+                ) from None
+            if any(value.strip() for value in values):
+                yield line, values
+
+
+def _json_lines(table: Table) -> Iterator[Row]:
+    with table.path.open(encoding=detect_encoding(table.path)) as file:
+        for line, content in enumerate(file, 1):
+            if content.strip():
+                yield line, _object(table.path, line, _parse_json(table.path, content, line))
+
+
+def _json(table: Table) -> Iterator[Row]:
+    """A list of objects, or an object that holds one list (`{"data": [...]}`); else one object per line."""
+    text = table.path.read_text(encoding=detect_encoding(table.path))
+    if not text.strip():
+        raise DataError(f"{table.path} is empty: give a list of objects.")
+    try:
+        content = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        yield from _json_lines(table)
+        return
+    if isinstance(content, dict):
+        lists = [value for value in content.values() if isinstance(value, list)]
+        content = lists[0] if len(lists) == 1 else [content]
+    if not isinstance(content, list):
+        raise DataError(f"{table.path} must hold a list of objects with a text and a label.")
+    for number, item in enumerate(content, 1):
+        yield number, _object(table.path, number, item)
+
+
+def _parse_json(path: Path, content: str, line: int) -> Any:
+    try:
+        return json.loads(content)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{path} line {line} is not JSON ({error}): correct or remove it.") from None
+
+
+def _object(path: Path, place: int, item: Any) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise DataError(f"{path} entry {place} is not an object with names and values: correct or remove it.")
+    return item
+
+
+def _parquet(table: Table) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(table.path) as file:
+            for batch in file.iter_batches():
+                for item in batch.to_pylist():
+                    number += 1
+                    yield number, item
+    except pa.ArrowException as error:
+        raise DataError(f"{table.path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+
+
+_READERS = {
+    ".csv": _delimited,
+    ".tsv": _delimited,
+    ".txt": _delimited,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}

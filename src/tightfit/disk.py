@@ -1,0 +1,55 @@
+"""Disk: whether there is room for what a run will write."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightfit.assembly import parameter_groups
+from tightfit.errors import OutputError
+from tightfit.strategy import Parts
+from tightfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int) -> None:
+    """The checkpoints kept, one more while it is written, and the final weights must all fit."""
+    weights = sum(parameter.nbytes for parameter in parts.model.parameters())
+    needed = (checkpoints + 1) * (weights + optimizer_bytes(parts)) + weights
+    free = shutil.disk_usage(_nearest_existing(folder)).free
+    if free < needed:
+        raise OutputError(
+            f"The run needs {format_bytes(needed)} of disk for its checkpoints and {format_bytes(free)} are free "
+            f"under '{folder}': free some, or put --out on another disk."
+        )
+
+
+def optimizer_bytes(parts: Parts) -> int:
+    """What the optimizer will remember: the same optimizer, stepped once on shapes without data."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        groups = [
+            {**group, "params": [_shape_of(parameter) for parameter in group["params"]]}
+            for group in parameter_groups(parts)
+        ]
+        optimizer = parts.optimizer(groups, parts.learning_rate)
+        optimizer.step()
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
+
+
+def _shape_of(parameter: nn.Parameter) -> nn.Parameter:
+    import torch
+
+    shape = torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype))
+    shape.grad = torch.empty_like(shape)
+    return shape
+
+
+def _nearest_existing(folder: Path) -> Path:
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())

@@ -1,0 +1,60 @@
+"""Every error a user can meet, each one sentence with a way out.
+
+TightfitError            exit code
+├── BadInput                 2   something given can be corrected
+│   ├── DataError                the data file: columns, rows, encoding, labels
+│   ├── ModelError               the model: folder, config, tokenizer, weights
+│   ├── RecipeError              a strategy, its settings, or two that clash
+│   └── OutputError              the run folder or the disk under it
+└── RunFailed                1   a run that had started could not end
+    └── LossNotFinite            the loss became NaN or infinite
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TightfitError(Exception):
+    """What happened, the numbers, the way out."""
+
+    exit_code = 1
+
+
+class BadInput(TightfitError, ValueError):
+    """Something given can be corrected."""
+
+    exit_code = 2
+
+
+class DataError(BadInput):
+    """The data file: columns, rows, encoding, labels."""
+
+
+class ModelError(BadInput):
+    """The model: folder, config, tokenizer, weights."""
+
+
+class RecipeError(BadInput):
+    """A strategy, its settings, or two that clash."""
+
+
+class OutputError(BadInput):
+    """The run folder or the disk under it."""
+
+
+class RunFailed(TightfitError):
+    """A run that had started could not end."""
+
+
+class LossNotFinite(RunFailed):
+    """The loss became NaN or infinite."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown word: the nearest known one, then all of them."""
+    known = list(known)
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return f"{hint}There are: {', '.join(known)}."

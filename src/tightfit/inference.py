@@ -1,0 +1,130 @@
+"""Inference: what a trained model says of new texts, and how good it is on rows it never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tightfit.data.labels import Labels
+from tightfit.data.rows import Rows, load_rows
+from tightfit.data.split import held_out_rows
+from tightfit.data.tokens import Tokens, encode
+from tightfit.device import Device, find_device
+from tightfit.errors import DataError, ModelError
+from tightfit.record import Run, load_run
+from tightfit.tasks import find_task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    Array = np.ndarray[Any, Any]
+
+ROWS_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A label, and how sure the model is of it (0 to 1)."""
+
+    label: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good a run's model is on rows it did not train on."""
+
+    metrics: dict[str, float]
+    rows: int
+    notes: tuple[str, ...] = ()
+
+
+def predict(folder: str | Path, texts: Sequence[str | tuple[str, str]], device: str | None = None) -> list[Prediction]:
+    """Label texts (or pairs of texts) with a trained model, in the order they came."""
+    from datasets import Dataset
+
+    if not texts:
+        raise DataError("There is no text to label: give one or more.")
+    model, tokenizer, limit = _load(Path(folder), find_device(device))
+    pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
+    columns = {"text": [first for first, _ in pairs]}
+    if any(second for _, second in pairs):
+        columns["text_pair"] = [second for _, second in pairs]
+    logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
+    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    names = model.config.id2label
+    return [Prediction(names[int(row.argmax())], float(row.max())) for row in shares]
+
+
+def evaluate(folder: str | Path, data: str | None = None, device: str | None = None) -> Evaluation:
+    """Score a trained model: on a file's rows less those it trained on, or on its own held-out rows."""
+    from transformers import EvalPrediction
+
+    folder = Path(folder)
+    run = load_run(folder)
+    rows, held_out, notes = _rows_to_evaluate(folder, run, data)
+    model, tokenizer, limit = _load(folder, find_device(device))
+    labels = Labels(run.data.labels)
+    known = [i for i, label in enumerate(held_out["label"]) if label in labels.ids]
+    if len(known) < len(held_out):
+        notes = (
+            *notes,
+            f"{rows.name}: {len(held_out) - len(known):,} rows with labels unseen in training left out",
+        )
+    if not known:
+        raise DataError(f"{rows.name} has no row left to evaluate on: give a file with other rows and known labels.")
+    tokens = encode(held_out.select(known), tokenizer, limit, labels)
+    logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
+    scores = find_task(run.job.task).metrics(EvalPrediction(predictions=logits, label_ids=truth))
+    metrics = {f"eval_{name}": value for name, value in scores.items()}
+    return Evaluation({**metrics, "eval_loss": _loss(logits, truth)}, len(known), notes)
+
+
+def _rows_to_evaluate(folder: Path, run: Run, data: str | None) -> tuple[Rows, Any, tuple[str, ...]]:
+    """The rows, those of them that were not trained on, and what there is to say about it."""
+    job = run.job
+    rows, validation = load_rows(data or job.validation or job.data, job.text_columns, job.label)
+    if data is None and job.validation is None and validation is not None:
+        rows = validation
+    held_out, note = held_out_rows(folder, rows)
+    return rows, held_out, (*rows.notes, *note)
+
+
+def _load(folder: Path, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+    from tightfit.weights import load_config, load_model, load_tokenizer
+
+    run = load_run(folder)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"'{folder}' holds no trained model: its run did not end; go on with train --resume.")
+    head = find_task(run.job.task).head()
+    model = load_model(head, str(folder), load_config(str(folder)), random_weights=False)
+    return model.to(device.name).eval(), load_tokenizer(str(folder)), run.max_length
+
+
+def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> Array:
+    """Scores of every label, in the order of the rows; computed longest first so that little is padded."""
+    import torch
+    from transformers import DataCollatorWithPadding
+
+    collate = DataCollatorWithPadding(tokenizer)
+    order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
+    out = np.empty((len(tokens), model.config.num_labels), dtype=np.float32)
+    inputs = tokens.dataset.remove_columns([c for c in ("labels",) if c in tokens.dataset.column_names])
+    with torch.inference_mode():
+        for start in range(0, len(order), ROWS_AT_ONCE):
+            rows = order[start : start + ROWS_AT_ONCE]
+            batch = collate([inputs[row] for row in rows]).to(model.device)
+            out[rows] = model(**batch).logits.float().cpu().numpy()
+    return out
+
+
+def _loss(logits: Array, truth: Array) -> float:
+    """The mean cross-entropy, as in training."""
+    import torch
+
+    return float(torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(truth)))

@@ -1,0 +1,121 @@
+"""Job: what to train. And the YAML file that describes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tightfit.errors import BadInput, suggest
+
+
+class Job(BaseModel):
+    """What to train: a model, a data file, and the numbers that decide the result. Memory is not its business."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    model: str
+    """A hub id, or a folder with config, tokenizer and weights."""
+    data: str
+    """A CSV, TSV, JSON, JSONL or Parquet file, a folder of them, or a hub data set."""
+    validation: str | None = None
+    """A file to validate on; without it 10 % of the data is held out, stratified by label."""
+    task: str = "text-classification"
+    """What the model learns to do."""
+    text: str | None = None
+    """The column that holds the text, or two of them for pairs: premise,hypothesis. Found by name if not given."""
+    label: str | None = None
+    """The column that holds the label. Found by name if not given."""
+    batch_size: int = Field(default=32, ge=1)
+    """Rows per optimizer step: the effective batch, whatever the memory."""
+    max_length: int = Field(default=128, ge=2)
+    """Tokens a text is cut at."""
+    epochs: float = Field(default=1.0, gt=0)
+    """Passes over the training rows."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many optimizer steps."""
+    learning_rate: float = Field(default=2e-5, gt=0)
+    """The highest learning rate; it falls linearly to zero."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decay of the weights; biases and norms are left out."""
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Gradients are clipped to this norm; 0 leaves them alone."""
+    seed: int = Field(default=42, ge=0)
+    """Seed of the split, the new head, the order of rows and dropout."""
+    random_weights: bool = False
+    """Take only the shape of the model, with random weights: for measuring, not for results."""
+
+    @classmethod
+    def of(cls, **values: Any) -> Job:
+        """Build a job; what is wrong with the values becomes one sentence."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise BadInput(_sentence(error)) from None
+
+    @property
+    def text_columns(self) -> tuple[str, ...] | None:
+        """The text column, or the two of a pair; None when they are to be found by name."""
+        return tuple(name.strip() for name in self.text.split(",")) if self.text else None
+
+
+def job_words() -> list[str]:
+    """The names of a job's settings as written on the command line and in YAML."""
+    return [name.replace("_", "-") for name in Job.model_fields]
+
+
+def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Read a YAML job file: the job's values, and the strategies under `use`."""
+    content = _load_yaml(path)
+    use = content.pop("use", None) or []
+    if not isinstance(use, list) or not all(isinstance(word, str) for word in use):
+        raise BadInput(f"{path}: 'use' must be a list of strategies such as '- slice:size=8'.")
+    values = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in Job.model_fields:
+            raise BadInput(f"{path}: there is no setting '{key}': {suggest(str(key), [*job_words(), 'use'])}")
+        values[name] = value
+    return values, use
+
+
+def write_job_file(path: Path, job: Job, use: list[str]) -> None:
+    """Write the YAML file that `tightfit train FILE` runs again."""
+    settings = job.model_dump(exclude_none=True)
+    content = {name.replace("_", "-"): value for name, value in settings.items()}
+    path.write_text(yaml.safe_dump({**content, "use": use}, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def _load_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"There is no job file '{path}': check the name.") from None
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise BadInput(f"{path} is not readable as YAML: {_one_line(error)}.") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} must hold 'name: value' lines, such as 'model: bert-base-chinese'.")
+    return content
+
+
+def _sentence(error: ValidationError) -> str:
+    problems = []
+    for item in error.errors():
+        name = str(item["loc"][0]).replace("_", "-") if item["loc"] else "job"
+        if item["type"] == "extra_forbidden":
+            problems.append(f"there is no setting '{name}': {suggest(name, job_words())}")
+        elif item["type"] == "missing":
+            problems.append(f"{name} is missing")
+        else:
+            problems.append(f"{name} is {item['input']!r}: {_lower_first(item['msg'])}")
+    return "; ".join(problems).rstrip(".") + "."
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,156 @@
+"""Meter: what memory really did, as the peak of each moment of a training.
+
+On a CPU it is the resident memory of the whole process, on CUDA what torch has reserved from the card. Every
+instant belongs to one moment: a nested moment interrupts the outer one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from tightfit.device import Device
+
+BETWEEN = "between"
+
+
+class Gauge(Protocol):
+    """Something that remembers the most memory in use since it was last asked."""
+
+    def now(self) -> int:
+        """Bytes in use."""
+        ...
+
+    def take_peak(self) -> int:
+        """The most bytes in use since the last call, and start again."""
+        ...
+
+
+class Meter:
+    """Collects the peak of every moment."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self.gauge = gauge
+        self.moments: dict[str, int] = {}
+        self._current = "load"
+        gauge.take_peak()
+
+    @property
+    def peak(self) -> int:
+        """The most bytes in use so far."""
+        self._settle()
+        return max(self.moments.values())
+
+    @contextlib.contextmanager
+    def moment(self, name: str) -> Iterator[None]:
+        """Everything inside belongs to this moment."""
+        outer = self._enter(name)
+        try:
+            yield
+        finally:
+            self._enter(outer)
+
+    def begin(self, name: str) -> None:
+        """This moment lasts until the next one begins."""
+        self._enter(name)
+
+    def _enter(self, name: str) -> str:
+        self._settle()
+        before, self._current = self._current, name
+        return before
+
+    def _settle(self) -> None:
+        peak = self.gauge.take_peak()
+        self.moments[self._current] = max(peak, self.moments.get(self._current, 0))
+
+
+def meter_for(device: Device) -> Meter:
+    """The most exact meter there is for a device."""
+    return Meter(_gauge(device))
+
+
+def _gauge(device: Device) -> Gauge:
+    if device.kind == "cuda":
+        return CudaGauge(device.name)
+    try:
+        return ResidentGauge()
+    except OSError:
+        return SampledGauge()
+
+
+class ResidentGauge:
+    """Resident memory of this process on Linux: the kernel's own high-water mark, which can be set back."""
+
+    def __init__(self) -> None:
+        self._status = Path("/proc/self/status")
+        self._reset = Path("/proc/self/clear_refs")
+        self.take_peak()
+
+    def now(self) -> int:
+        return self._read("VmRSS")
+
+    def take_peak(self) -> int:
+        peak = self._read("VmHWM")
+        self._reset.write_text("5")  # 5 sets the high-water mark to what is resident now
+        return peak
+
+    def _read(self, field: str) -> int:
+        for line in self._status.read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+        raise OSError(f"/proc/self/status has no {field}")
+
+
+class SampledGauge:
+    """Resident memory of this process anywhere, looked at every few milliseconds by a thread."""
+
+    def __init__(self, every: float = 0.005) -> None:
+        import psutil
+
+        self._process = psutil.Process()
+        self._every = every
+        self._peak = self.now()
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        threading.Thread(target=self._watch, daemon=True, name="tightfit-meter").start()
+
+    def now(self) -> int:
+        return int(self._process.memory_info().rss)
+
+    def take_peak(self) -> int:
+        with self._lock:
+            peak, self._peak = max(self._peak, self.now()), self.now()
+        return peak
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._done.set()
+
+    def _watch(self) -> None:
+        while not self._done.wait(self._every):
+            with self._lock:
+                self._peak = max(self._peak, self.now())
+
+
+class CudaGauge:
+    """What torch has reserved from a card; the allocated part is kept beside it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.allocated_peak = 0
+
+    def now(self) -> int:
+        import torch
+
+        return torch.cuda.memory_reserved(self._name)
+
+    def take_peak(self) -> int:
+        import torch
+
+        self.allocated_peak = max(self.allocated_peak, torch.cuda.max_memory_allocated(self._name))
+        peak = torch.cuda.max_memory_reserved(self._name)
+        torch.cuda.reset_peak_memory_stats(self._name)
+        return peak

@@ -1,0 +1,115 @@
+"""Preparation: everything a training needs, read and checked before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tightfit.data.labels import Labels, find_labels
+from tightfit.data.rows import Rows, load_rows
+from tightfit.data.split import Split, split_rows
+from tightfit.data.tokens import Tokens, encode
+from tightfit.device import Device
+from tightfit.errors import DataError
+from tightfit.job import Job
+from tightfit.recipe import Recipe
+from tightfit.strategy import Parts
+from tightfit.tasks import find_task
+from tightfit.units import format_count
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A training that can begin: all input read, the model built, nothing written yet."""
+
+    job: Job
+    recipe: Recipe
+    labels: Labels
+    split: Split
+    train: Tokens
+    validation: Tokens
+    tokenizer: PreTrainedTokenizerBase
+    parts: Parts
+    notes: tuple[str, ...]
+    """What the user should know before it begins."""
+
+
+def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
+    """Read the data, build the model and put the recipe on it."""
+    from tightfit.assembly import assemble
+    from tightfit.weights import load_tokenizer
+
+    find_task(job.task)
+    data = _read_data(job)
+    tokenizer = load_tokenizer(job.model)
+    parts = assemble(job, recipe, device, data.labels, tokenizer)
+    train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
+    validation = encode(data.split.validation, tokenizer, parts.max_length, data.labels).longest_first()
+    return Prepared(
+        job=job,
+        recipe=recipe,
+        labels=data.labels,
+        split=data.split,
+        train=train,
+        validation=validation,
+        tokenizer=tokenizer,
+        parts=parts,
+        notes=(*data.notes, *_about_cut(train, parts.max_length), *parts.notes, _about_training(parts)),
+    )
+
+
+@dataclass(frozen=True)
+class _Data:
+    labels: Labels
+    split: Split
+    notes: tuple[str, ...]
+
+
+def _read_data(job: Job) -> _Data:
+    rows, validation = load_rows(job.data, job.text_columns, job.label)
+    if job.validation is not None:
+        validation, _ = load_rows(job.validation, rows.columns.text, rows.columns.label)
+    labels = find_labels(rows, will_be_split=validation is None)
+    if validation is not None:
+        validation = _with_known_labels(validation, labels)
+    split = split_rows(rows, validation, job.seed)
+    notes = (*rows.notes, *(validation.notes if validation else ()), _about_rows(rows, split, labels), *split.notes)
+    return _Data(labels, split, notes)
+
+
+def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
+    """A label that was never trained cannot be guessed: such rows are left out, aloud."""
+    known = [row for row, label in enumerate(validation.dataset["label"]) if label in labels.ids]
+    left_out = len(validation) - len(known)
+    if not known:
+        raise DataError(f"{validation.name} has none of the labels of the training data: {', '.join(labels.names)}.")
+    if not left_out:
+        return validation
+    note = f"{validation.name}: {left_out:,} rows with labels unseen in training left out"
+    return replace(validation, dataset=validation.dataset.select(known), notes=(*validation.notes, note))
+
+
+def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:
+    shown = ", ".join(labels.names[:6]) + (", …" if len(labels.names) > 6 else "")
+    text = " + ".join(f"'{column}'" for column in rows.columns.text)
+    return (
+        f"{rows.name}: {len(split.train):,} rows to train on, {len(split.validation):,} to validate on; "
+        f"text from {text}, {len(labels.names)} labels from '{rows.columns.label}' ({shown})"
+    )
+
+
+def _about_cut(tokens: Tokens, max_length: int) -> tuple[str, ...]:
+    if not tokens.cut:
+        return ()
+    return (f"{tokens.cut / len(tokens):.0%} of the training texts are longer than {max_length} tokens and are cut",)
+
+
+def _about_training(parts: Parts) -> str:
+    slices = f" in slices of {parts.slice_rows}" if parts.slice_rows < parts.batch_size else ""
+    return (
+        f"Training {format_count(parts.trainable_parameters)} parameters on {parts.device.title}, "
+        f"batches of {parts.batch_size}{slices}"
+    )

@@ -1,0 +1,105 @@
+"""Record: what happened in a run, as one JSON file that others can script against."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tightfit.errors import BadInput
+from tightfit.job import Job
+
+FILE = "run.json"
+_PACKAGES = ("tightfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Measured(_Value):
+    """What the meter and the clock saw."""
+
+    peak_bytes: int
+    """Whole process on a CPU; reserved by torch on CUDA."""
+    moments: dict[str, int]
+    """The peak of each moment."""
+    seconds: float
+    """From the first step to the end, evaluation and saving included."""
+    seconds_per_step: float | None = None
+    """Median over the steps."""
+    allocated_bytes: int | None = None
+    """On CUDA: the tensors' share of what was reserved."""
+
+
+class Predicted(_Value):
+    """What was expected before the first step."""
+
+    peak_bytes: int | None = None
+
+
+class Data(_Value):
+    """What was trained on."""
+
+    train_rows: int
+    validation_rows: int
+    labels: tuple[str, ...]
+    cut_rows: int
+    """Rows longer than the limit."""
+
+
+class Run(_Value):
+    """What happened: the job, the recipe, memory, time and quality."""
+
+    folder: str
+    job: Job
+    recipe: list[str]
+    result: str
+    """What the recipe does to the trained model: same, close or different."""
+    max_length: int
+    """Tokens a text was cut at."""
+    device: str
+    data: Data
+    parameters: int
+    trainable_parameters: int
+    steps: int
+    measured: Measured
+    predicted: Predicted
+    metrics: dict[str, float]
+    history: list[dict[str, float]]
+    notes: list[str]
+    versions: dict[str, str]
+
+    def save(self) -> None:
+        """Write run.json into the run folder."""
+        (Path(self.folder) / FILE).write_text(self.to_json(), "utf-8")
+
+    def to_json(self) -> str:
+        """One JSON object, readable by eye."""
+        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run folder's record."""
+    if not (folder / FILE).is_file():
+        raise BadInput(f"'{folder}' is not a finished run (it has no {FILE}): give the folder that train wrote to.")
+    try:
+        content: dict[str, Any] = json.loads((folder / FILE).read_text("utf-8"))
+        return Run(**{**content, "folder": str(folder)})
+    except (ValueError, TypeError, OSError):
+        raise BadInput(f"{folder / FILE} is damaged or of another version of tightfit: train again.") from None
+
+
+def versions() -> dict[str, str]:
+    """What was installed."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

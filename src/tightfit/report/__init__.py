@@ -1,0 +1,1 @@
+"""What a person sees: lines, tables and progress in a terminal."""

@@ -1,0 +1,93 @@
+"""Results as text for a terminal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tightfit.inference import Evaluation, Prediction
+from tightfit.record import Run
+from tightfit.strategies import STRATEGIES
+from tightfit.strategy import REQUIRED
+from tightfit.units import format_bytes, format_count, format_seconds
+
+_BAR = 28
+
+
+def show_run(run: Run, console: Console) -> None:
+    """What was trained, how good it is, what it took, where the memory went."""
+    trained = f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)} parameters"
+    console.print(f"\n[bold]{run.folder}[/bold]: {trained} trained in {run.steps} steps")
+    console.print(f"recipe    {' '.join(run.recipe) or 'plain'} (result: {run.result})")
+    scores = [f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy", "loss")]
+    console.print(f"quality   {', '.join(scores)} on {run.data.validation_rows:,} held-out rows")
+    per_step = run.measured.seconds_per_step
+    pace = f", {format_seconds(per_step)} a step" if per_step else ""
+    console.print(f"time      {format_seconds(run.measured.seconds)}{pace}")
+    console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}")
+    console.print(_moments(run))
+
+
+def _moments(run: Run) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for moment, size in run.measured.moments.items():
+        bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
+        mark = "← peak" if size == run.measured.peak_bytes else ""
+        table.add_row(f"  {moment}", Text(format_bytes(size), justify="right"), bar, mark)
+    return table
+
+
+def show_strategies(console: Console) -> None:
+    """The list of strategies, two lines each so that it fits any terminal."""
+    for row in strategy_rows():
+        settings = f"   settings: {row.settings}" if row.settings else ""
+        console.print(f"[bold]{row.name}[/bold]   result: {row.result}   frees: {row.frees or 'nothing'}{settings}")
+        console.print(f"    {row.summary}", markup=False)
+    console.print("\nUse them as --use name:key=value,key=value, as often as needed.")
+    console.print("same: equal to rounding; close: other arithmetic, the same quality; different: another training.")
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """One strategy as the terminal and the README show it."""
+
+    name: str
+    result: str
+    frees: str
+    summary: str
+    settings: str
+
+
+def strategy_rows() -> list[StrategyRow]:
+    """Every strategy, in the order of the list."""
+    return [
+        StrategyRow(
+            name=strategy.name,
+            result=strategy.result.value,
+            frees=", ".join(kind.value for kind in strategy.frees),
+            summary=strategy.summary,
+            settings=", ".join(f"{key}={_default(value)}" for key, value in strategy.settings().items()),
+        )
+        for strategy in STRATEGIES.values()
+    ]
+
+
+def _default(value: object) -> str:
+    if value is None or value == "" or value is REQUIRED:
+        return "…"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show_evaluation(evaluation: Evaluation, console: Console) -> None:
+    """Scores on held-out rows."""
+    scores = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in evaluation.metrics.items())
+    console.print(f"{scores} on {evaluation.rows:,} rows")
+
+
+def show_predictions(texts: list[str], predictions: list[Prediction], console: Console) -> None:
+    """One line a text."""
+    for text, prediction in zip(texts, predictions, strict=True):
+        console.print(f"{prediction.label}\t{prediction.confidence:.1%}\t{text}", markup=False)

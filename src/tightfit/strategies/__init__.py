@@ -1,0 +1,24 @@
+"""The strategies, gentlest first. Adding one means one file and one line here."""
+
+from __future__ import annotations
+
+from tightfit.strategies.adafactor import Adafactor
+from tightfit.strategies.adamw import AdamW
+from tightfit.strategies.checkpoint import Checkpoint
+from tightfit.strategies.freeze import Freeze
+from tightfit.strategies.max_length import MaxLength
+from tightfit.strategies.mixed_precision import MixedPrecision
+from tightfit.strategies.slice import Slice
+from tightfit.strategy import Strategy
+
+_ALL: tuple[type[Strategy], ...] = (
+    AdamW,
+    Slice,
+    Checkpoint,
+    MixedPrecision,
+    Adafactor,
+    Freeze,
+    MaxLength,
+)
+
+STRATEGIES: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in _ALL}

@@ -1,0 +1,45 @@
+"""The optimizer everybody starts with: two numbers of state per parameter, 8 bytes.
+
+It frees nothing; it is here so that a recipe can say it. Fused where torch has a fused kernel for the device:
+the same update in one pass over memory, without temporary copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from tightfit.strategy import Kind, Parts, Result, Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class AdamW(Strategy):
+    """The default optimizer."""
+
+    name: ClassVar[str] = "adamw"
+    frees: ClassVar[tuple[Kind, ...]] = ()
+    result: ClassVar[Result] = Result.SAME
+    summary: ClassVar[str] = "the default optimizer, fused where the device can"
+    chooses: ClassVar[str | None] = "optimizer"
+
+    fused: bool = True
+    """Use torch's one-pass kernel where there is one."""
+
+    def apply(self, parts: Parts) -> Parts:
+        return replace(parts, optimizer=self.build)
+
+    def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+        """Make the optimizer over parameter groups."""
+        import torch
+
+        if self.fused:
+            try:
+                return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+            except RuntimeError:  # torch has no fused kernel for this device or number format
+                pass
+        return torch.optim.AdamW(groups, lr=learning_rate, foreach=False)

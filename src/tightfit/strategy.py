@@ -1,0 +1,125 @@
+"""The contract of a strategy, and Parts: what a strategy may replace.
+
+A strategy is one file: what it frees and why in words, then a small frozen dataclass whose fields are its
+settings. `apply` gets the parts of a training and returns them changed. It carries no memory formula.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic_core import PydanticUndefined
+
+from tightfit.device import Device
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
+
+
+class Result(str, Enum):
+    """What a strategy does to the trained model."""
+
+    SAME = "same"  # equal to rounding
+    CLOSE = "close"  # other arithmetic, the same quality
+    DIFFERENT = "different"  # another training: fewer parameters or less text
+
+
+class Kind(str, Enum):
+    """What memory is used for."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer state"
+    ACTIVATIONS = "activations"
+    INPUTS = "inputs"
+    TEMPORARY = "temporary"
+
+
+class Precision(str, Enum):
+    """The number format of the forward and backward pass; weights stay in fp32."""
+
+    FP32 = "no"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything a training step is made of. Strategies replace some of it; the rest is as the job says."""
+
+    model: PreTrainedModel
+    device: Device
+    optimizer: OptimizerFactory
+    batch_size: int
+    """Rows per optimizer step. No strategy may change it."""
+    max_length: int
+    """Tokens a text is cut at."""
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float
+    slice_rows: int
+    """Rows that go through the model at once."""
+    precision: Precision = Precision.FP32
+    notes: tuple[str, ...] = ()
+    """What the strategies have to say to the user."""
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model holds."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def trainable_parameters(self) -> int:
+        """How many of them learn."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    @property
+    def evaluation_rows(self) -> int:
+        """Rows evaluated at once: as many as trained at once, but no fewer than 8, since nothing is kept."""
+        return min(self.batch_size, max(self.slice_rows, 8))
+
+
+class Strategy(ABC):
+    """One technique that trades something for memory."""
+
+    name: ClassVar[str]
+    """The word on the command line."""
+    frees: ClassVar[tuple[Kind, ...]]
+    """The kinds of memory it makes smaller."""
+    result: ClassVar[Result]
+    """What it does to the trained model."""
+    summary: ClassVar[str]
+    """One sentence for the list of strategies."""
+    chooses: ClassVar[str | None] = None
+    """A part that only one strategy of a recipe may choose."""
+
+    @abstractmethod
+    def apply(self, parts: Parts) -> Parts:
+        """Return the parts with this strategy in them, or raise RecipeError where it cannot work."""
+
+    @property
+    def word(self) -> str:
+        """The strategy as the user would write it: `name:key=value,key=value`, defaults left out."""
+        given = {name: getattr(self, name) for name in self.settings()}
+        changed = {name: value for name, value in given.items() if value != self.settings()[name]}
+        settings = ",".join(f"{name}={_write(value)}" for name, value in changed.items())
+        return f"{self.name}:{settings}" if settings else self.name
+
+    @classmethod
+    def settings(cls) -> dict[str, Any]:
+        """The names of its settings with their defaults; REQUIRED where there is none."""
+        return {name: field.default for name, field in cls.__pydantic_fields__.items()}  # type: ignore[attr-defined]
+
+
+REQUIRED = PydanticUndefined
+
+
+def _write(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,173 @@
+"""Trainer: transformers.Trainer with a sliced step, the recipe's optimizer and a meter."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+
+from tightfit.assembly import build_optimizer
+from tightfit.errors import LossNotFinite
+from tightfit.job import Job
+from tightfit.meter import BETWEEN, Meter
+from tightfit.step import run_slices, weighed_slices
+from tightfit.strategy import Parts, Precision
+
+if TYPE_CHECKING:
+    from tightfit.data.slices import Batch
+
+LOG_EVERY = 10
+SAVED_CHECKPOINTS = 2  # the best and the last
+
+
+class Trainer(transformers.Trainer):
+    """The step, the optimizer, the best weights and the meter are ours; everything else is transformers'."""
+
+    def __init__(self, *, parts: Parts, meter: Meter, **kwargs: Any) -> None:
+        self.optimizer: torch.optim.Optimizer | None
+        super().__init__(model=parts.model, **kwargs)
+        self.parts, self.meter = parts, meter
+        self.remove_callback(PrinterCallback)
+        self.add_callback(_StepMoment(meter))
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """The whole effective batch in slices; Trainer's own count of items plays no part."""
+        model.train()
+        slices = weighed_slices(self.model, self._prepare_inputs(inputs), self.parts.slice_rows)
+        loss = run_slices(model, slices, self.accelerator.backward, self.meter.moment)
+        self._refuse_non_finite("loss", float(loss))
+        return loss
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer of the recipe, built as the rehearsal builds it."""
+        if self.optimizer is None:
+            self.optimizer = build_optimizer(self.parts)
+        return self.optimizer
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with self.meter.moment("evaluate"):
+            return super().evaluate(*args, **kwargs)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        norm = super()._clip_grad_norm(model)
+        if self.accelerator.scaler is None:  # a scaler skips steps that overflow, which is its job
+            self._refuse_non_finite("gradient", float(norm))
+        return norm
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        with self.meter.moment("save"):
+            super()._save_checkpoint(model, trial)
+
+    def _load_best_model(self) -> None:
+        """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""
+        if self.state.best_global_step == self.state.global_step:
+            return  # the best weights are the ones at hand
+        with self.meter.moment("load-best"):
+            weights = Path(self.state.best_model_checkpoint) / "model.safetensors"
+            if not copy_weights(weights, self.model):
+                super()._load_best_model()
+
+    def _refuse_non_finite(self, what: str, value: float) -> None:
+        if math.isfinite(value):
+            return
+        saved = _newest_checkpoint(Path(self.args.output_dir))
+        kept = f"{saved} holds the last good weights" if saved else "no checkpoint had been written yet"
+        raise LossNotFinite(
+            f"The {what} became {value} at step {self.state.global_step + 1}, so the run stopped before it could spoil "
+            f"the weights; {kept}. Try --learning-rate {self.args.learning_rate / 4:g}, "
+            "or leave out mixed-precision if it is in use."
+        )
+
+
+class _StepMoment(TrainerCallback):
+    """Tells the meter when the optimizer works."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.meter.begin(BETWEEN)
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.meter.begin("step")
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.meter.begin(BETWEEN)
+
+
+class StepClock(TrainerCallback):
+    """The time of every step, without evaluation and saving."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    @property
+    def median(self) -> float | None:
+        """The usual step; the first one warms up and does not count where there are more."""
+        steady = self.seconds[1:] or self.seconds
+        return statistics.median(steady) if steady else None
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
+    """The job in the words of transformers. The batch is the effective one; slices are the step's business."""
+    return TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=parts.batch_size,
+        per_device_eval_batch_size=parts.evaluation_rows,
+        num_train_epochs=job.epochs,
+        max_steps=job.max_steps or -1,
+        learning_rate=parts.learning_rate,
+        weight_decay=parts.weight_decay,
+        max_grad_norm=parts.max_grad_norm,
+        bf16=parts.precision is Precision.BF16,
+        fp16=parts.precision is Precision.FP16,
+        use_cpu=parts.device.kind == "cpu",
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=SAVED_CHECKPOINTS,
+        metric_for_best_model="f1",
+        greater_is_better=True,
+        load_best_model_at_end=True,
+        logging_steps=LOG_EVERY,
+        logging_nan_inf_filter=False,
+        seed=job.seed,
+        label_names=["labels"],
+        dataloader_pin_memory=parts.device.kind == "cuda",
+        disable_tqdm=True,
+        report_to=report_to or "none",
+    )
+
+
+def copy_weights(file: Path, model: torch.nn.Module) -> bool:
+    """Copy saved weights into a model one tensor at a time; False if the file is not of this model's shape."""
+    if not file.is_file():
+        return False
+    own = model.state_dict()
+    with safe_open(file, framework="pt") as saved, torch.no_grad():
+        if not set(saved.keys()) <= set(own):
+            return False
+        for name in saved.keys():  # noqa: SIM118, it is not a dict
+            own[name].copy_(saved.get_tensor(name))
+    return True
+
+
+def _newest_checkpoint(folder: Path) -> str | None:
+    from transformers.trainer_utils import get_last_checkpoint
+
+    return get_last_checkpoint(str(folder)) if folder.is_dir() else None

@@ -1,0 +1,46 @@
+"""Bytes, counts and times, written for people and read back."""
+
+from __future__ import annotations
+
+import re
+
+from tightfit.errors import BadInput
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Read "4GB", "3.5 GiB" or "512M"; every unit is a power of 1024, as on the box of a graphics card."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise BadInput(f"'{text}' is not a size of memory: write it like 4GB, 3.5GB or 512MB.")
+    number, unit = match.groups()
+    return int(float(number) * 1024 ** _POWERS[unit.upper()])
+
+
+def format_bytes(size: int) -> str:
+    """2469606195 -> "2.30 GiB"."""
+    value, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    digits = 0 if units[0] == "B" or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {units[0]}"
+
+
+def format_count(number: int) -> str:
+    """325522944 -> "325.5 M"; small numbers stay exact."""
+    for limit, letter in ((10**9, "B"), (10**6, "M")):
+        if number >= limit:
+            return f"{number / limit:.1f} {letter}"
+    return f"{number:,}"
+
+
+def format_seconds(seconds: float) -> str:
+    """75.2 -> "1 min 15 s"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,106 @@
+"""Models and tokenizers: from the hub, from a folder, or only their shape with random weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tightfit.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+def load_config(name: str, **changes: Any) -> PretrainedConfig:
+    """The model's shape, with the labels of the task put in."""
+    from transformers import AutoConfig
+
+    _refuse_folder_without_config(name)
+    with _clear_errors(name, "config"):
+        return AutoConfig.from_pretrained(name, trust_remote_code=False, **changes)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the model; texts are padded on the right."""
+    from transformers import AutoTokenizer
+
+    with _clear_errors(name, "tokenizer"):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ModelError(f"'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json.")
+    # Right padding keeps every token's position when a slice's padding is trimmed.
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights: bool) -> PreTrainedModel:
+    """Build the model in fp32. Weights come from safetensors, or from a pickle read as plain tensors only."""
+    import torch
+
+    with _clear_errors(name, "weights"), _quiet_transformers():
+        if random_weights:
+            return head.from_config(config, trust_remote_code=False, dtype=torch.float32)
+        return head.from_pretrained(
+            name, config=config, trust_remote_code=False, weights_only=True, dtype=torch.float32
+        )
+
+
+def longest_text(model: PreTrainedModel) -> int | None:
+    """The most tokens the model has positions for; None if there is no such limit."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None or positions < 0:
+        return None
+    # RoBERTa and its kin count positions from behind the padding token's id: 514 rows for 512 tokens.
+    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
+    padding = getattr(table, "padding_idx", None)
+    return positions if padding is None else positions - padding - 1
+
+
+def _refuse_folder_without_config(name: str) -> None:
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelError(f"The folder '{name}' has no config.json: give the folder that holds the model's files.")
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.suffix):
+        raise ModelError(f"There is no model folder '{name}': check the path, or give a hub id.")
+
+
+@contextlib.contextmanager
+def _clear_errors(name: str, what: str) -> Iterator[None]:
+    """Turn the library's pages of explanation into one sentence with a way out."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        raise ModelError(_sentence(name, what, error)) from error
+
+
+def _sentence(name: str, what: str, error: Exception) -> str:
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    if "trust_remote_code" in str(error):
+        return (
+            f"'{name}' wants to run its own code, which tightfit does not allow: use a model that transformers knows."
+        )
+    if Path(name).is_dir():
+        hint = " Add --random-weights to use only the model's shape." if what == "weights" else ""
+        return f"The {what} of the model in '{name}' cannot be loaded: {first_line}.{hint}"
+    return (
+        f"The {what} of '{name}' cannot be had from the hub: {first_line}. "
+        "Check the name and the connection, or give a local folder."
+    )
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """A fresh head is what we want; no report that its weights are missing."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
