@@ -45,9 +45,12 @@ def label_counts(model: PreTrainedModel, labels: torch.Tensor) -> list[int]:
 
 def _predicts_next_token(model: PreTrainedModel) -> bool:
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    next_token = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
-    return next_token and not model.config.is_encoder_decoder
+    shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    # Some heads name no loss and still shift (GPT2LMHeadModel).
+    causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return (shifts or causal) and not model.config.is_encoder_decoder
 
 
 def run_slices(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import ModelError
@@ -17,7 +18,7 @@ def load_config(name: str, **changes: Any) -> PretrainedConfig:
     """The model's shape, with the labels of the task put in."""
     from transformers import AutoConfig
 
-    _refuse_folder_without_config(name)
+    _refuse_missing_folder(name)
     with _clear_errors(name, "config"):
         return AutoConfig.from_pretrained(name, trust_remote_code=False, **changes)
 
@@ -26,6 +27,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to the model; texts are padded on the right."""
     from transformers import AutoTokenizer
 
+    _refuse_missing_folder(name)
     with _clear_errors(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
@@ -60,7 +62,7 @@ def longest_text(model: PreTrainedModel) -> int | None:
     return positions if padding is None else positions - padding - 1
 
 
-def _refuse_folder_without_config(name: str) -> None:
+def _refuse_missing_folder(name: str) -> None:
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"The folder '{name}' has no config.json: give the folder that holds the model's files.")
@@ -73,7 +75,9 @@ def _clear_errors(name: str, what: str) -> Iterator[None]:
     """Turn the library's pages of explanation into one sentence with a way out."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # every format and the hub's client have errors of their own
         raise ModelError(_sentence(name, what, error)) from error
 
 
@@ -83,6 +87,8 @@ def _sentence(name: str, what: str, error: Exception) -> str:
         return (
             f"'{name}' wants to run its own code, which tightfit does not allow: use a model that transformers knows."
         )
+    if isinstance(error, UnpicklingError):
+        return f"The weights in '{name}' are a pickle that cannot be loaded safely: convert them to safetensors."
     if Path(name).is_dir():
         hint = " Add --random-weights to use only the model's shape." if what == "weights" else ""
         return f"The {what} of the model in '{name}' cannot be loaded: {first_line}.{hint}"

@@ -17,7 +17,7 @@ IGNORED = -100  # the label that losses pass over
 def cut_slices(batch: Batch, rows: int, *, encoder_decoder: bool = False) -> Iterator[tuple[list[int], Batch]]:
     """Cut a batch into slices of at most `rows` rows, longest first; with each, the rows of the batch it holds."""
     inputs = row_spans(_used_inputs(batch, encoder_decoder))
-    targets = row_spans(batch["labels"] != IGNORED) if encoder_decoder and "labels" in batch else None
+    targets = row_spans(batch["labels"] != IGNORED) if encoder_decoder and _are_tokens(batch) else None
     order = list(range(len(inputs)))
     if len(order) > rows:
         order.sort(key=lambda row: inputs[row][0] - inputs[row][1])
@@ -51,9 +51,14 @@ def _used_inputs(batch: Batch, encoder_decoder: bool) -> torch.Tensor:
     return used
 
 
-def _one_per_token(batch: Batch) -> bool:
+def _are_tokens(batch: Batch) -> bool:
+    """Whether the labels are tokens or tags in a row, not one label per text or a score per class."""
     labels = batch.get("labels")
-    return labels is not None and labels.shape == batch["input_ids"].shape and not labels.is_floating_point()
+    return labels is not None and labels.dim() == 2 and not labels.is_floating_point()
+
+
+def _one_per_token(batch: Batch) -> bool:
+    return _are_tokens(batch) and batch["labels"].shape == batch["input_ids"].shape
 
 
 def _hull(spans: Spans, rows: list[int]) -> tuple[int, int]:
@@ -71,5 +76,6 @@ def _trim(batch: Batch, inputs: tuple[int, int], targets: tuple[int, int] | None
             span = inputs if aligned else targets
         else:
             span = inputs if value.dim() > 1 and value.shape[1] == width else None
-        trimmed[key] = value[:, span[0] : span[1]] if span else value
+        # Heads flatten labels with .view(), which wants them in one piece.
+        trimmed[key] = value[:, span[0] : span[1]].contiguous() if span else value
     return trimmed

@@ -1,0 +1,116 @@
+"""F1 on the hotel reviews with Chinese weights: tightfit beside transformers.Trainer, same split, same seeds.
+
+Needs ../shared (data and weights). Writes records/quality.json. `--rows 3000` takes a fixed sample.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared"
+RECORD = ROOT / "records" / "quality.json"
+SEEDS = (1, 2, 3)
+RUNGS = {
+    "plain": [],
+    "slice:size=1": ["slice:size=1"],
+    "slice:size=1 checkpoint": ["slice:size=1", "checkpoint"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=None)
+    rows = parser.parse_args().rows
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = weights(folder)
+        train, validation = split(folder, rows)
+        results = {"transformers.Trainer": [], **{rung: [] for rung in RUNGS}}
+        for seed in SEEDS:  # interleaved: every seed runs all of them before the next
+            results["transformers.Trainer"].append(baseline(model, train, validation, seed))
+            for rung, use in RUNGS.items():
+                results[rung].append(
+                    ours(model, train, validation, seed, use, folder / f"{list(RUNGS).index(rung)}-{seed}")
+                )
+            save(results, rows)
+
+
+def weights(folder: Path) -> Path:
+    script = SHARED / "tools" / "weights.py"
+    subprocess.run([sys.executable, str(script), str(folder), "m3e-small"], check=True, stdout=sys.stderr)
+    return folder / "m3e-small"
+
+
+def split(folder: Path, wanted: int | None) -> tuple[Path, Path]:
+    """A tenth held out, stratified, the same for every run; the one empty review is not a row."""
+    with (SHARED / "data" / "ChnSentiCorp_htl_all.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["review"].strip()]
+    random.Random(0).shuffle(rows)
+    rows = rows[:wanted]
+    held_out = []
+    for label in ("0", "1"):
+        of_label = [row for row in rows if row["label"] == label]
+        held_out += of_label[: round(len(of_label) / 10)]
+    train = [row for row in rows if not any(row is other for other in held_out)]
+    return write(folder / "train.csv", train), write(folder / "validation.csv", held_out)
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ["label", "review"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def baseline(model: Path, train: Path, validation: Path, seed: int) -> dict[str, float]:
+    script = str(ROOT / "bench" / "baseline.py")
+    return run([script, "--model", model, "--train", train, "--validation", validation, "--seed", seed])
+
+
+def ours(model: Path, train: Path, validation: Path, seed: int, use: list[str], out: Path) -> dict[str, float]:
+    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--out", out]
+    command += ["--model", model, "--data", train, "--validation", validation, "--seed", seed]
+    command += ["--batch-size", 32, "--max-length", 128, "--epochs", 1, "--learning-rate", 2e-5]
+    record = run([*command, *(word for strategy in use for word in ("--use", strategy))])
+    return {
+        "f1": record["metrics"]["eval_f1"],
+        "accuracy": record["metrics"]["eval_accuracy"],
+        "loss": record["metrics"]["eval_loss"],
+        "seconds": record["measured"]["seconds"],
+        "peak_bytes": record["measured"]["peak_bytes"],
+    }
+
+
+def run(command: list[object]) -> dict:
+    done = subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True, text=True)
+    result = json.loads(done.stdout[done.stdout.index("{") :])
+    print(" ".join(str(word) for word in command[-6:]), {k: result[k] for k in ("f1",) if k in result}, flush=True)
+    return result
+
+
+def save(results: dict[str, list[dict[str, float]]], rows: int | None) -> None:
+    scores = [result["f1"] for result in results["transformers.Trainer"]]
+    record = {
+        "data": "ChnSentiCorp_htl_all.csv",
+        "rows": rows or "all",
+        "model": "m3e-small",
+        "seeds": SEEDS[: len(scores)],
+        "seed_noise": max(scores) - min(scores),
+        "runs": {name: {"f1": statistics.mean(r["f1"] for r in runs), "each": runs} for name, runs in results.items()},
+    }
+    RECORD.parent.mkdir(exist_ok=True)
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A tiny model and tiny files, made here: no download, no weights, no shared folder."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub client: no test may reach for it
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+GOOD = ["clean", "quiet", "kind", "lovely", "warm", "friendly", "spotless", "generous", "calm", "bright"]
+BAD = ["dirty", "loud", "rude", "broken", "cold", "smelly", "damp", "noisy", "dark", "greedy"]
+FILLER = ["the", "room", "was", "and", "staff", "were", "bed", "it", "had", "a", "very", "breakfast"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Arrow files of the tests do not belong into the user's cache."""
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("arrow")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of 2 layers with a word tokenizer and saved weights."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
+    folder.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *FILLER]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def write_reviews(path: Path, rows: int = 60, seed: int = 0) -> Path:
+    """`label,review` rows whose label follows from their words."""
+    picker = random.Random(seed)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "review"])
+        for number in range(rows):
+            label = number % 2
+            words = picker.choices(FILLER, k=picker.randint(2, 20)) + picker.choices(GOOD if label else BAD, k=3)
+            picker.shuffle(words)
+            writer.writerow([label, f"{' '.join(words)} {number}"])
+    return path
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    return write_reviews(tmp_path / "reviews.csv")
+
+
+@pytest.fixture(scope="session")
+def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the tiny model."""
+    from tightfit import Job, train
+
+    folder = tmp_path_factory.mktemp("runs")
+    data = write_reviews(folder / "reviews.csv")
+    job = Job(model=str(tiny_model), data=str(data), batch_size=8, max_length=32, epochs=6, learning_rate=5e-3)
+    train(job, ["slice:size=4"], out=folder / "run", device="cpu", quiet=True)
+    return folder / "run"

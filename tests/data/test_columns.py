@@ -1,0 +1,49 @@
+"""Finding the text and the label."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.data.columns import Columns, find_columns
+from tightfit.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "label"),
+    [
+        (["label", "review"], ("review",), "label"),
+        (["id", "Text", "Label"], ("Text",), "Label"),
+        (["content", "category", "url"], ("content",), "category"),
+        (["idx", "sentence1", "sentence2", "label"], ("sentence1", "sentence2"), "label"),
+        (["premise", "hypothesis", "label"], ("premise", "hypothesis"), "label"),
+        (["stars", "review"], ("review",), "stars"),
+        (["what they said", "label"], ("what they said",), "label"),
+        (["评论", "标签"], ("评论",), "标签"),
+    ],
+)
+def test_found_by_name(names: list[str], text: tuple[str, ...], label: str) -> None:
+    assert find_columns("a.csv", names, None, None) == Columns(text, label)
+
+
+def test_given_columns_win() -> None:
+    assert find_columns("a.csv", ["text", "title", "label"], ("title",), "label").text == ("title",)
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "says"),
+    [
+        (None, "lable", "did you mean 'label'"),
+        (("revew",), None, "did you mean 'review'"),
+        (("label", "review", "id"), None, "one column or two"),
+    ],
+)
+def test_wrong_names_are_corrected(text: tuple[str, ...] | None, label: str | None, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        find_columns("a.csv", ["id", "label", "review"], text, label)
+
+
+def test_nothing_found_lists_the_columns() -> None:
+    with pytest.raises(DataError, match="columns: a, b, c"):
+        find_columns("a.csv", ["a", "b", "c"], None, None)
+    with pytest.raises(DataError, match="No label column"):
+        find_columns("a.csv", ["text", "b", "c"], None, None)

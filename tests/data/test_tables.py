@@ -1,0 +1,128 @@
+"""Reading files: formats, encodings, quotes and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tightfit.data.encoding import detect_encoding
+from tightfit.data.tables import Table
+from tightfit.errors import DataError
+
+
+def rows_of(path: Path, header: bool = True) -> list[tuple[int, dict[str, object]]]:
+    return list(Table(path, header).rows())
+
+
+def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030", "utf-16"])
+def test_chinese_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    path = written(tmp_path / "a.csv", "label,review\n1,房间很干净\n0,服务差，不会再来\n", encoding)
+    assert detect_encoding(path) == encoding
+    assert [row["review"] for _, row in rows_of(path)] == ["房间很干净", "服务差，不会再来"]
+    assert Table(path).columns() == ["label", "review"]
+
+
+def test_bytes_of_no_encoding_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"label,review\n1,fine\n0,\xff\xff\xff\n")
+    with pytest.raises(DataError, match="line 3"):
+        detect_encoding(path)
+
+
+def test_a_cut_character_at_the_end_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes("label,review\n1,干净".encode()[:-1])
+    with pytest.raises(DataError, match="line 2"):
+        detect_encoding(path)
+
+
+def test_quotes_line_breaks_and_commas(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", 'label,review\n1,"a ""b"", c\nsecond line"\n0,plain\n')
+    assert rows_of(path) == [
+        (2, {"label": "1", "review": 'a "b", c\nsecond line'}),
+        (4, {"label": "0", "review": "plain"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('label,review\n1,ok\n0,"never closed\n1,next\n', 3),
+        ('label,review\n1,"closed" and more\n', 2),
+        ("label,review\n1,a,b,c\n", 2),
+    ],
+)
+def test_broken_rows_name_the_line(tmp_path: Path, text: str, line: int) -> None:
+    with pytest.raises(DataError, match=f"line {line}"):
+        rows_of(written(tmp_path / "a.csv", text))
+
+
+def test_semicolons_blank_lines_and_short_rows(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "label;review\n\n1;good, very\n;\n0\n")
+    assert [row for _, row in rows_of(path)] == [
+        {"label": "1", "review": "good, very"},
+        {"label": "0", "review": ""},
+    ]
+
+
+def test_tsv_without_quoting_keeps_its_quotes(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tsv", 'sentence\tlabel\n"good" he said\t1\n"\t0\n')
+    assert [row["sentence"] for _, row in rows_of(path)] == ['"good" he said', '"']
+
+
+def test_tsv_with_quoting(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n')
+    assert rows_of(path)[0][1] == {"sentence": "a\tb", "label": "1"}
+
+
+def test_no_line_of_names(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tsv", "nice\t1\nbad\t0\n")
+    assert rows_of(path, header=False) == [(1, {"1": "nice", "2": "1"}), (2, {"1": "bad", "2": "0"})]
+
+
+def test_a_very_long_cell(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", f"label,review\n1,{'x' * 300_000}\n")
+    assert len(str(rows_of(path)[0][1]["review"])) == 300_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", json.dumps([{"text": "a", "label": 1}, {"text": "b", "label": 0}])),
+        ("a.json", json.dumps({"version": 1, "data": [{"text": "a", "label": 1}, {"text": "b", "label": 0}]})),
+        ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n'),
+        ("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b", "label": 0}\n'),
+    ],
+)
+def test_json_in_its_shapes(tmp_path: Path, name: str, content: str) -> None:
+    found = [row for _, row in rows_of(written(tmp_path / name, content))]
+    assert found == [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{broken\n', "line 2"),
+        ("a.json", "[1, 2]", "entry 1"),
+        ("a.json", '"text"', "list of objects"),
+        ("a.parquet", "not parquet", "Parquet"),
+    ],
+)
+def test_what_is_not_json_or_parquet(tmp_path: Path, name: str, content: str, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        rows_of(written(tmp_path / name, content))
+
+
+def test_parquet(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"text": ["a", "b"], "label": [1, 0]}), tmp_path / "a.parquet")
+    assert rows_of(tmp_path / "a.parquet")[1] == (2, {"text": "b", "label": 0})

@@ -1,0 +1,82 @@
+"""Small models of many architectures with random weights and no dropout, and batches for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers as hf
+
+_SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 99,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "pad_token_id": 0,
+    "num_labels": 3,
+}
+_SPECIAL = {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
+_DISTIL = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
+_T5 = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0, "eos_token_id": 2}
+_GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, **_SPECIAL}
+_ALBERT = {"embedding_size": 16, "classifier_dropout_prob": 0.0}
+_T5_DECODER = {"decoder_start_token_id": 0, **_T5}
+
+CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
+    "Bert": (hf.BertConfig, {}),
+    "Roberta": (hf.RobertaConfig, _SPECIAL),
+    "DistilBert": (hf.DistilBertConfig, {**_DISTIL, "seq_classif_dropout": 0.0}),
+    "DebertaV2": (hf.DebertaV2Config, {"pooler_dropout": 0.0, "pooler_hidden_size": 32}),
+    "ModernBert": (hf.ModernBertConfig, _SPECIAL),
+    "Qwen2": (hf.Qwen2Config, {"num_key_value_heads": 2}),
+    "Llama": (hf.LlamaConfig, {"num_key_value_heads": 2}),
+    "GPT2": (hf.GPT2Config, _GPT2),
+    "T5": (hf.T5Config, {**_T5_DECODER, "classifier_dropout": 0.0}),
+    "Electra": (hf.ElectraConfig, {"embedding_size": 16}),
+    "MPNet": (hf.MPNetConfig, _SPECIAL),
+    "Albert": (hf.AlbertConfig, _ALBERT),
+}
+HEADS = {
+    "sequence": hf.AutoModelForSequenceClassification,
+    "token": hf.AutoModelForTokenClassification,
+    "causal": hf.AutoModelForCausalLM,
+    "seq2seq": hf.AutoModelForSeq2SeqLM,
+}
+
+
+def build(architecture: str, head: str = "sequence") -> Any:
+    """A model in training mode whose output depends on its input alone."""
+    kind, extra = CONFIGS[architecture]
+    torch.manual_seed(0)
+    return HEADS[head].from_config(kind(**{**_SMALL, **extra})).train()
+
+
+def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Rows of very different lengths, padded on the right, with the head's kind of labels."""
+    torch.manual_seed(seed)
+    lengths = torch.randint(3, longest + 1, (rows,))
+    lengths[0] = longest
+    mask = (torch.arange(longest)[None] < lengths[:, None]).long()
+    ids = torch.randint(5, 99, (rows, longest)) * mask
+    if head == "sequence":
+        ids[torch.arange(rows), lengths - 1] = 2  # T5 reads a text at its end token
+        labels = torch.randint(0, 3, (rows,))
+    elif head == "seq2seq":
+        labels = torch.randint(5, 99, (rows, longest - 6))
+        labels[torch.arange(longest - 6)[None] >= (lengths[:, None] // 2).clamp(1, longest - 6)] = -100
+    else:
+        labels = torch.randint(0, 3, (rows, longest)) if head == "token" else ids.clone()
+        labels[mask == 0] = -100
+        labels[torch.rand(labels.shape) < 0.2] = -100
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def gradients(model: Any) -> torch.Tensor:
+    """All gradients in one row, and forgotten by the model."""
+    row = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
+    model.zero_grad()
+    return row

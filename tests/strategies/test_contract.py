@@ -1,0 +1,136 @@
+"""One contract for all strategies: the price tag of each is true, alone and with every other."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from memory import LiveBytes, bytes_of
+from parts import batch_of, parts_of
+
+from tightfit.assembly import build_optimizer
+from tightfit.errors import RecipeError
+from tightfit.recipe import Recipe
+from tightfit.step import run_slices, weighed_slices
+from tightfit.strategies import STRATEGIES
+from tightfit.strategy import Kind, Precision, Result
+
+EXAMPLES = {
+    "adamw": "adamw",
+    "slice": "slice:size=2",
+    "checkpoint": "checkpoint",
+    "mixed-precision": "mixed-precision",
+    "adafactor": "adafactor",
+    "freeze": "freeze:layers=1",
+    "max-length": "max-length:tokens=8",
+}
+STEPS = 3
+SAME, CLOSE = 1e-5, 0.05  # how far losses may be apart, relative
+
+
+@dataclass(frozen=True)
+class Outcome:
+    losses: list[float]
+    kinds: dict[Kind, int]
+
+
+class Moments:
+    """A moment that does nothing."""
+
+    def __call__(self, name: str) -> Moments:
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+def run(*words: str) -> Outcome:
+    """A few steps as the trainer does them, with the bytes of each kind."""
+    parts = parts_of(*words)
+    optimizer, losses, activations, inputs = build_optimizer(parts), [], 0, 0
+    for seed in range(STEPS):
+        batch = batch_of(parts, seed)
+        inputs = bytes_of(batch.values())
+        with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
+            slices = weighed_slices(parts.model, batch, parts.slice_rows)
+            losses.append(float(run_slices(parts.model, slices, torch.Tensor.backward, Moments())))
+        gradients = bytes_of(p.grad for p in parts.model.parameters() if p.grad is not None)
+        activations = max(activations, live.peak - gradients)
+        torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return Outcome(
+        losses,
+        {
+            Kind.WEIGHTS: bytes_of(parts.model.parameters()),
+            Kind.GRADIENTS: gradients,
+            Kind.OPTIMIZER_STATE: bytes_of(value for value in state if isinstance(value, torch.Tensor)),
+            Kind.ACTIVATIONS: activations,
+            Kind.INPUTS: inputs,
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> Outcome:
+    return run()
+
+
+def test_every_strategy_has_an_example() -> None:
+    assert list(EXAMPLES) == list(STRATEGIES)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_does_to_the_result_what_it_says(name: str, plain: Outcome) -> None:
+    losses = run(EXAMPLES[name]).losses
+    result = STRATEGIES[name].result
+    if result is Result.SAME:
+        assert losses == pytest.approx(plain.losses, rel=SAME)
+    elif result is Result.CLOSE:
+        assert losses == pytest.approx(plain.losses, rel=CLOSE)
+        assert losses != pytest.approx(plain.losses, rel=SAME), "it should be called 'same'"
+    else:
+        assert losses != pytest.approx(plain.losses, rel=SAME), "it should be called 'same'"
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_shrinks_what_it_says_and_nothing_grows(name: str, plain: Outcome) -> None:
+    kinds = run(EXAMPLES[name]).kinds
+    for kind, size in kinds.items():
+        if kind in STRATEGIES[name].frees:
+            assert size < plain.kinds[kind], f"{kind.value} do not shrink"
+        else:
+            assert size <= 1.02 * plain.kinds[kind], f"{kind.value} grow"
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(STRATEGIES, 2)))
+def test_two_together_work_or_say_why_not(first: str, second: str) -> None:
+    words = EXAMPLES[first], EXAMPLES[second]
+    if STRATEGIES[first].chooses and STRATEGIES[first].chooses == STRATEGIES[second].chooses:
+        with pytest.raises(RecipeError, match=r"clash: both choose the \w+\. Keep one\.$"):
+            run(*words)
+        return
+    outcome = run(*words)
+    assert all(loss == loss and loss > 0 for loss in outcome.losses)
+    if Result.SAME is STRATEGIES[first].result is STRATEGIES[second].result:
+        assert outcome.losses == pytest.approx(run().losses, rel=SAME)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_its_word_reads_back_as_itself(name: str) -> None:
+    strategy = Recipe.parse([EXAMPLES[name]]).strategies[0]
+    assert Recipe.parse([strategy.word]).strategies[0] == strategy
+    assert strategy.word == EXAMPLES[name]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_explains_itself(name: str) -> None:
+    strategy = STRATEGIES[name]
+    module = __import__(strategy.__module__, fromlist=["x"])
+    assert len(module.__doc__ or "") > 150, "a strategy's file opens with what it frees and why"
+    assert strategy.summary

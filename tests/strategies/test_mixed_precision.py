@@ -1,0 +1,37 @@
+"""Which number format a device gets, and where there is none."""
+
+from __future__ import annotations
+
+import pytest
+from parts import parts_of
+
+from tightfit.device import Device
+from tightfit.errors import RecipeError
+from tightfit.strategies.mixed_precision import MixedPrecision
+from tightfit.strategy import Precision
+
+
+def choose(dtype: str, *, bf16: bool, fp16: bool) -> Precision:
+    from dataclasses import replace
+
+    parts = replace(parts_of(), device=Device("cuda:0", "a card", bf16=bf16, fp16=fp16))
+    return MixedPrecision(dtype=dtype).apply(parts).precision  # type: ignore[arg-type]
+
+
+def test_bf16_where_there_is_bf16_else_fp16() -> None:
+    assert choose("auto", bf16=True, fp16=True) is Precision.BF16
+    assert choose("auto", bf16=False, fp16=True) is Precision.FP16
+    assert choose("fp16", bf16=True, fp16=True) is Precision.FP16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bf16", "fp16", "says"),
+    [
+        ("auto", False, False, "neither bf16 nor fp16. Leave it out."),
+        ("bf16", False, True, "has no bf16. Use mixed-precision:dtype=fp16."),
+        ("fp16", True, False, "has no fp16. Use mixed-precision:dtype=bf16."),
+    ],
+)
+def test_refused_with_a_reason(dtype: str, bf16: bool, fp16: bool, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        choose(dtype, bf16=bf16, fp16=fp16)

@@ -1,0 +1,295 @@
+"""The command line: what scripts rely on, and one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import write_reviews
+
+from tightfit import cli
+
+Answer = tuple[int, str, str]
+Run = Callable[..., Answer]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Call the command line in this process: exit code, standard output, standard error."""
+
+    def call(*words: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["tightfit", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+def quick(model: Path, data: Path, out: Path) -> list[object]:
+    return ["train", "--model", model, "--data", data, "--out", out, "--device", "cpu", "--max-length", 32]
+
+
+def test_help_is_quick_and_needs_no_torch() -> None:
+    script = "import sys; from tightfit import cli; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "tightfit", "--help"], capture_output=True, text=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert all(verb in done.stdout for verb in ("train", "evaluate", "predict", "strategies", "demo"))
+    assert min(times) < 0.5
+
+
+def test_train_prints_its_record_and_nothing_else(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    code, out, _ = run(*quick(tiny_model, reviews, tmp_path / "run"), "--use", "slice:size=4", "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert record == json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert record["recipe"] == ["slice:size=4"]
+    assert record["steps"] == 2
+    assert record["measured"]["peak_bytes"] > 0
+    assert record["measured"]["moments"]["backward"] > 0
+    assert {"eval_f1", "eval_accuracy", "eval_loss"} <= set(record["metrics"])
+    assert "peak_bytes" in record["predicted"]
+
+
+def test_train_for_people(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    code, out, err = run(*quick(tiny_model, reviews, tmp_path / "run"), "--use", "freeze")
+    assert code == 0
+    assert "← peak" in out
+    assert "recipe    freeze (result: different)" in out
+    assert "still train" in err
+    assert "54 rows to train on, 6 to validate on" in err
+
+
+def test_a_job_file_and_the_command_line_over_it(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {tiny_model}\ndata: {reviews}\nbatch-size: 16\nmax_length: 32\nuse:\n- slice:size=8\n- checkpoint\n"
+    )
+    code, out, _ = run("train", job, "--batch-size", 8, "--out", tmp_path / "run", "--device", "cpu", "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert (record["job"]["batch_size"], record["job"]["max_length"]) == (8, 32)
+    assert record["recipe"] == ["slice:size=8", "checkpoint"]
+    code, out, _ = run("train", tmp_path / "run" / "job.yaml", "--out", tmp_path / "again", "--device", "cpu", "--json")
+    assert code == 0
+    assert json.loads(out)["metrics"]["eval_loss"] == pytest.approx(record["metrics"]["eval_loss"])
+
+
+def test_resume_reads_the_job_from_the_folder(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    assert run(*quick(tiny_model, reviews, tmp_path / "run"), "--json")[0] == 0
+    code, out, _ = run("train", "--resume", "--out", tmp_path / "run", "--device", "cpu", "--json")
+    assert code == 0
+    assert json.loads(out)["steps"] == 2
+
+
+def test_evaluate(run: Run, trained: Path, tmp_path: Path) -> None:
+    code, out, _ = run("evaluate", trained, "--json", "--device", "cpu")
+    assert code == 0
+    assert json.loads(out)["rows"] == 6
+    other = write_reviews(tmp_path / "other.csv", 30, seed=9)
+    code, out, _ = run("evaluate", trained, "--data", other, "--device", "cpu")
+    assert code == 0
+    assert "on 30 rows" in out
+
+
+def test_predict_texts(run: Run, trained: Path) -> None:
+    code, out, _ = run("predict", trained, "clean kind warm", "dirty rude cold", "--json", "--device", "cpu")
+    assert code == 0
+    assert [answer["label"] for answer in json.loads(out)["predictions"]] == ["1", "0"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl"])
+def test_predict_a_file(run: Run, trained: Path, tmp_path: Path, ending: str) -> None:
+    (tmp_path / "new.csv").write_text("id,review\n7,clean kind warm\n8,\n9,dirty rude\n", "gb18030")
+    code, _, _ = run("predict", trained, "--data", tmp_path / "new.csv", "--out", tmp_path / f"out.{ending}")
+    assert code == 0
+    text = (tmp_path / f"out.{ending}").read_text("utf-8-sig")
+    if ending == "jsonl":
+        rows = [json.loads(line) for line in text.splitlines()]
+    else:
+        rows = list(csv.DictReader(text.splitlines(), delimiter="," if ending == "csv" else "\t"))
+    assert [(row["id"], row["prediction"]) for row in rows] == [("7", "1"), ("8", ""), ("9", "0")]
+
+
+def test_strategies_are_listed(run: Run) -> None:
+    code, out, _ = run("strategies")
+    assert code == 0
+    assert "mixed-precision" in out
+    code, out, _ = run("strategies", "--json")
+    assert {entry["name"] for entry in json.loads(out)["strategies"]} >= {"slice", "freeze", "max-length"}
+
+
+GOOD_FILE = "label,review\n" + "".join(f"{i % 2},row {i}\n" for i in range(20))
+BAD_FILES = {
+    "empty": ("", "is empty"),
+    "header only": ("label,review\n", "no rows below it"),
+    "one class": ("label,review\n1,a\n1,b\n", "at least two labels"),
+    "single label": ("label,review\n1,a\n1,b\n0,c\n", "appears only once, on line 4"),
+    "no label column": ("lable,txt,id\n1,a,1\n0,b,2\n", "No text column was found"),
+    "no text": ("label,review\n1,\n0,  \n", "is empty in every row"),
+    "broken quotes": ('label,review\n1,a\n0,"b\n1,c\n', "line 3: the quotes are broken"),
+    "too many fields": ("label,review\n1,a,b\n", "line 2 has 3 fields"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_bad_files(run: Run, tiny_model: Path, tmp_path: Path, name: str) -> None:
+    content, says = BAD_FILES[name]
+    (tmp_path / "bad.csv").write_text(content, "utf-8")
+    refused(run(*quick(tiny_model, tmp_path / "bad.csv", tmp_path / "run")), says, tmp_path / "run")
+
+
+def test_bytes_that_are_no_text(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_bytes(b"label,review\n1,\xff\xfe\xff\xff\xff\n")
+    says = "neither utf-8 nor gb18030 (first bad byte on line 2)"
+    refused(run(*quick(tiny_model, tmp_path / "bad.csv", tmp_path / "run")), says, tmp_path / "run")
+
+
+BAD_WORDS = {
+    "missing file": (["--data", "nowhere.csv"], "There is no data file 'nowhere.csv'"),
+    "unknown ending": (["--data", "README.docx"], "no data file"),
+    "label column": (["--label", "lable"], "did you mean 'label'"),
+    "text column": (["--text", "revew"], "did you mean 'review'"),
+    "unknown strategy": (["--use", "chekpoint"], "did you mean 'checkpoint'"),
+    "unknown setting": (["--use", "slice:sise=4"], "did you mean 'size'"),
+    "value missing": (["--use", "slice:size"], "has no value"),
+    "setting missing": (["--use", "slice"], "'slice' needs its size"),
+    "value wrong": (["--use", "slice:size=0"], "slice:size=0 does not work"),
+    "value no number": (["--use", "slice:size=big"], "slice:size=big does not work"),
+    "no settings": (["--use", "adafactor:lr=1"], "'adafactor' has no settings"),
+    "clash": (["--use", "adamw", "--use", "adafactor"], "clash: both choose the optimizer"),
+    "twice": (["--use", "slice:size=1", "--use", "slice:size=2"], "one strategy twice"),
+    "fp16 on a CPU": (["--use", "mixed-precision:dtype=fp16"], "has no fp16"),
+    "max-length strategy": (["--use", "max-length:tokens=40"], "longer than the job's own 32"),
+    "frozen layers": (["--use", "freeze:layers=9"], "more than the 2 layers"),
+    "too long": (["--max-length", "65"], "more than the 64 positions"),
+    "batch size": (["--batch-size", "0"], "batch-size is 0"),
+    "learning rate": (["--learning-rate", "-1"], "learning-rate is -1"),
+    "task": (["--task", "text-clasification"], "did you mean 'text-classification'"),
+    "device": (["--device", "cuad"], "did you mean 'cuda'"),
+    "no card": (["--device", "cuda:7"], "use --device cpu"),
+    "model folder": (["--model", "./nowhere"], "There is no model folder"),
+    "hub without a net": (["--model", "nobody/nothing"], "give a local folder"),
+    "data on the hub": (["--data", "nobody/nothing"], "neither a file here nor a data set"),
+    "validation file": (["--validation", "nowhere.csv"], "There is no data file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_WORDS)
+def test_bad_words(run: Run, tiny_model: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "good.csv").write_text(GOOD_FILE, "utf-8")
+    words, says = BAD_WORDS[name]
+    refused(run(*quick(tiny_model, tmp_path / "good.csv", tmp_path / "run"), *words), says, tmp_path / "run")
+
+
+def model_without(tiny_model: Path, target: Path, *patterns: str) -> Path:
+    import shutil
+
+    shutil.copytree(tiny_model, target, ignore=shutil.ignore_patterns(*patterns))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        (["config.json"], "has no config.json"),
+        (["tokenizer*", "vocab*", "special*"], "tokenizer"),
+        (["*.safetensors"], "--random-weights"),
+    ],
+)
+def test_half_a_model(
+    run: Run, tiny_model: Path, reviews: Path, tmp_path: Path, patterns: list[str], says: str
+) -> None:
+    model = model_without(tiny_model, tmp_path / "model", *patterns)
+    refused(run(*quick(model, reviews, tmp_path / "run")), says, tmp_path / "run")
+
+
+@pytest.mark.parametrize("content", ["{broken", "[]", '{"model_type": "nothing-known"}'])
+def test_a_broken_config(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path, content: str) -> None:
+    model = model_without(tiny_model, tmp_path / "model")
+    (model / "config.json").write_text(content)
+    refused(run(*quick(model, reviews, tmp_path / "run")), "model", tmp_path / "run")
+
+
+def test_torn_weights(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    model = model_without(tiny_model, tmp_path / "model")
+    content = (model / "model.safetensors").read_bytes()
+    (model / "model.safetensors").write_bytes(content[: len(content) // 2])
+    refused(run(*quick(model, reviews, tmp_path / "run")), "cannot be loaded", tmp_path / "run")
+
+
+def test_a_pickle_is_not_run(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    import torch
+
+    class Trap:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "sprung",)
+
+    model = model_without(tiny_model, tmp_path / "model", "*.safetensors")
+    torch.save({"weight": Trap()}, model / "pytorch_model.bin")
+    refused(run(*quick(model, reviews, tmp_path / "run")), "convert them to safetensors", tmp_path / "run")
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("batchsize: 4\n", "did you mean 'batch-size'"),
+        ("use: slice\n", "must be a list"),
+        ("- a\n- b\n", "'name: value' lines"),
+        ("model: [\n", "not readable as YAML"),
+        ("epochs: many\n", "epochs is 'many'"),
+        ("batch-size: 8\n", "--model is missing"),
+    ],
+)
+def test_bad_job_files(run: Run, tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "job.yaml").write_text(content)
+    model = ["--model", "a", "--data", "b"] if "epochs" in content else []
+    refused(run("train", tmp_path / "job.yaml", "--out", tmp_path / "run", *model), says, tmp_path / "run")
+
+
+def test_a_folder_in_use(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    refused(run(*quick(tiny_model, reviews, tmp_path)), "add --resume to go on with it, or give another --out", None)
+
+
+def test_predict_wants_something_to_label(run: Run, trained: Path, tmp_path: Path) -> None:
+    refused(run("predict", trained), "Give either texts", None)
+    refused(run("predict", trained, "--data", "a.csv"), "--out is missing", None)
+    refused(run("predict", tmp_path, "text"), "is not a finished run", None)
+    (tmp_path / "there.csv").write_text("mine")
+    refused(run("predict", trained, "--data", "a.csv", "--out", tmp_path / "there.csv"), "is there already", None)
+    assert (tmp_path / "there.csv").read_text() == "mine"
+
+
+def test_evaluate_on_nothing_but_training_rows(run: Run, trained: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    assert len(np.load(trained / "split" / "train.npy")) == 54
+    (tmp_path / "a.csv").write_text("label,review\nx,one\ny,two\n", "utf-8")
+    refused(run("evaluate", trained, "--data", tmp_path / "a.csv"), "no row left to evaluate on", None)
+
+
+def refused(answer: Answer, says: str, folder: Path | None) -> None:
+    """Exit code 2, one line that says it, no traceback, nothing printed as a result, nothing written."""
+    code, out, err = answer
+    assert says in err
+    assert code == 2
+    assert out == ""
+    assert "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+    if folder is not None:
+        assert not folder.exists()

@@ -1,0 +1,266 @@
+"""Whole runs of the tiny model: what comes out, what is written, what is measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import write_reviews
+
+from tightfit import Job, evaluate, load_run, predict, train
+from tightfit.errors import LossNotFinite, OutputError
+from tightfit.inference import Prediction
+
+
+def job_of(model: Path, data: Path, **changes: Any) -> Job:
+    values = {"batch_size": 8, "max_length": 32, "learning_rate": 1e-3, "seed": 7, **changes}
+    return Job(model=str(model), data=str(data), **values)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_it_learns_and_says_what_it_did(trained: Path) -> None:
+    run = load_run(trained)
+    assert run.metrics["eval_f1"] > 0.9
+    assert run.steps == 42
+    assert run.recipe == ["slice:size=4"]
+    assert run.result == "same"
+    assert run.data.train_rows + run.data.validation_rows == 60
+    assert {"load", "forward", "backward", "step", "evaluate", "save"} <= set(run.measured.moments)
+    assert run.measured.peak_bytes == max(run.measured.moments.values()) > 10**8
+    assert run.measured.seconds > 0
+    assert {"torch", "transformers", "tightfit"} <= set(run.versions)
+
+
+def test_the_run_folder_is_a_model_folder(trained: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+    model = AutoModelForSequenceClassification.from_pretrained(trained)
+    assert model.config.id2label == {0: "0", 1: "1"}
+    assert AutoTokenizer.from_pretrained(trained)("clean room")["input_ids"]
+    answers = pipeline("text-classification", str(trained))(["clean quiet kind", "dirty loud rude"])
+    assert [answer["label"] for answer in answers] == ["1", "0"]
+
+
+def test_predictions_come_in_order(trained: Path) -> None:
+    texts = ["the room was dirty dirty rude", "clean", "kind staff clean warm lovely bed", "loud cold broken"]
+    found = predict(trained, texts, device="cpu")
+    assert [p.label for p in found] == ["0", "1", "1", "0"]
+    assert all(isinstance(p, Prediction) and 0.5 <= p.confidence <= 1 for p in found)
+
+
+def test_evaluate_repeats_the_runs_own_score(trained: Path) -> None:
+    run, evaluation = load_run(trained), evaluate(trained, device="cpu")
+    assert evaluation.rows == run.data.validation_rows
+    for name in ("eval_f1", "eval_accuracy"):
+        assert evaluation.metrics[name] == pytest.approx(run.metrics[name])
+    assert evaluation.metrics["eval_loss"] == pytest.approx(run.metrics["eval_loss"], rel=1e-4)
+
+
+def test_the_best_epoch_is_kept(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "run", device="cpu", quiet=True)
+    scores = [entry["eval_f1"] for entry in run.history if "eval_f1" in entry]
+    assert len(scores) == 3
+    assert run.metrics["eval_f1"] == max(scores)
+    again = evaluate(tmp_path / "run", device="cpu")
+    assert again.metrics["eval_f1"] == pytest.approx(max(scores))
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) <= 2
+
+
+@pytest.mark.parametrize("use", [["slice:size=3"], ["checkpoint"], ["slice:size=1", "checkpoint"], ["adamw"]])
+def test_strategies_that_keep_the_result_keep_the_weights(
+    tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]
+) -> None:
+    """A whole run, dropout off, ragged last batch: the trained weights are those of the plain run."""
+    model = without_dropout(tiny_model, tmp_path / "model")
+    job = job_of(model, reviews, epochs=1)
+    train(job, out=tmp_path / "plain", device="cpu", quiet=True)
+    train(job, use, out=tmp_path / "used", device="cpu", quiet=True)
+    plain, used = weights_of(tmp_path / "plain"), weights_of(tmp_path / "used")
+    for name, weight in plain.items():
+        torch.testing.assert_close(used[name], weight, rtol=1e-3, atol=2e-5)
+
+
+def without_dropout(model: Path, target: Path) -> Path:
+    import shutil
+
+    shutil.copytree(model, target)
+    config = json.loads((target / "config.json").read_text())
+    config["hidden_dropout_prob"] = config["attention_probs_dropout_prob"] = 0.0
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_the_plain_run_is_transformers_own(tiny_model: Path, tmp_path: Path) -> None:
+    """Same data, same seed, dropout on: losses and weights are those of transformers.Trainer."""
+    import transformers
+
+    data, held_out = write_reviews(tmp_path / "a.csv", 52), write_reviews(tmp_path / "b.csv", 10, seed=5)
+    job = job_of(tiny_model, data, validation=str(held_out))
+    run = train(job, out=tmp_path / "ours", device="cpu", quiet=True)
+
+    rows = [line.split(",", 1) for line in data.read_text().splitlines()[1:]]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    tokens = [{**tokenizer(text, truncation=True, max_length=32), "labels": int(label)} for label, text in rows]
+    transformers.set_seed(7)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tiny_model)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "theirs"),
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        seed=7,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=tokens, processing_class=tokenizer)
+    result = trainer.train()
+    assert run.steps == result.global_step == 7
+    assert run.metrics["train_loss"] == pytest.approx(result.training_loss, rel=1e-6)
+    ours = weights_of(tmp_path / "ours")
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("use", [["mixed-precision"], ["adafactor"], ["freeze"], ["freeze:layers=1", "checkpoint"]])
+def test_the_other_strategies_train_too(tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]) -> None:
+    run = train(job_of(tiny_model, reviews, max_steps=3), use, out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.steps == 3
+    assert math.isfinite(run.metrics["train_loss"])
+    assert (run.trainable_parameters < run.parameters) == use[0].startswith("freeze")
+
+
+def test_random_weights_need_only_a_shape(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(tiny_model, tmp_path / "shape", ignore=shutil.ignore_patterns("*.safetensors"))
+    job = job_of(tmp_path / "shape", reviews, random_weights=True, max_steps=2)
+    assert train(job, out=tmp_path / "run", device="cpu", quiet=True).steps == 2
+
+
+def test_shorter_text_is_cut_and_recorded(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews, max_steps=1)
+    run = train(job, ["max-length:tokens=8"], out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.max_length == 8
+    assert run.data.cut_rows > 0
+    assert any("longer than 8 tokens" in note for note in run.notes)
+
+
+def test_pairs_of_texts(tiny_model: Path, tmp_path: Path) -> None:
+    lines = [f"{i % 2},clean room {i},{'kind' if i % 2 else 'rude'} staff" for i in range(20)]
+    (tmp_path / "a.csv").write_text("label,premise,hypothesis\n" + "\n".join(lines), "utf-8")
+    train(job_of(tiny_model, tmp_path / "a.csv", max_steps=2), out=tmp_path / "run", device="cpu", quiet=True)
+    assert len(predict(tmp_path / "run", [("clean room", "kind staff")], device="cpu")) == 1
+
+
+def test_more_than_two_labels_use_the_mean_f1(tiny_model: Path, tmp_path: Path) -> None:
+    lines = [f"{'abc'[i % 3]},word {i}" for i in range(30)]
+    (tmp_path / "a.csv").write_text("label,review\n" + "\n".join(lines), "utf-8")
+    job = job_of(tiny_model, tmp_path / "a.csv", max_steps=1)
+    run = train(job, out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.data.labels == ("a", "b", "c")
+    assert 0 <= run.metrics["eval_f1"] <= 1
+
+
+def test_a_stopped_run_goes_on(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the third epoch, resumed from the end of the second: the weights of the undisturbed run."""
+    from tightfit import trainer
+
+    job = job_of(tiny_model, reviews, epochs=3)
+    whole = train(job, out=tmp_path / "whole", device="cpu", quiet=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "run_slices", interrupting(trainer.run_slices, at=17))
+        with pytest.raises(KeyboardInterrupt):
+            train(job, out=tmp_path / "cut", device="cpu", quiet=True)
+    again = train(job, out=tmp_path / "cut", device="cpu", resume=True, quiet=True)
+    assert again.steps == whole.steps
+    assert again.metrics["eval_f1"] == whole.metrics["eval_f1"]
+    found, expected = weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole")
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
+
+
+def interrupting(run_slices: Any, at: int) -> Any:
+    calls: list[int] = []
+
+    def run(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return run_slices(*args)
+
+    return run
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second epoch: the first epoch's checkpoint stays, and no spoiled weights are written."""
+    from tightfit import trainer
+
+    calls = []
+
+    def spoiled(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        loss = run_slices(*args)
+        return loss * float("nan") if len(calls) == 10 else loss
+
+    run_slices = trainer.run_slices
+    monkeypatch.setattr(trainer, "run_slices", spoiled)
+    with pytest.raises(LossNotFinite, match=r"nan at step 10.*checkpoint-7 holds the last good weights.*0.00025"):
+        train(job_of(tiny_model, reviews, epochs=2), out=tmp_path / "run", device="cpu", quiet=True)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert all(torch.isfinite(w).all() for w in weights_of(tmp_path / "run" / "checkpoint-7").values())
+
+
+def test_a_gradient_that_is_no_number_stops_the_run(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews, learning_rate=1e30, epochs=3)
+    with pytest.raises(LossNotFinite, match="--learning-rate"):
+        train(job, out=tmp_path / "run", device="cpu", quiet=True)
+
+
+def test_a_used_folder_is_refused(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="--resume"):
+        train(job_of(tiny_model, reviews), out=tmp_path / "run", quiet=True)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_a_full_disk_is_found_before_the_run(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10, 10))  # type: ignore[attr-defined]
+    with pytest.raises(OutputError, match="10 B are free"):
+        train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_card_has_the_hubs_header(trained: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(trained / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    assert card.data.eval_results[0].metric_type == "f1"
+    assert "slice:size=4" in card.content
+
+
+def test_tensorboard_gets_the_curves(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews, max_steps=1)
+    train(job, out=tmp_path / "run", device="cpu", report_to=["tensorboard"], quiet=True)
+    assert list((tmp_path / "run").rglob("events.out.tfevents.*"))

@@ -1,0 +1,42 @@
+"""Sizes, counts and times as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.errors import BadInput
+from tightfit.units import format_bytes, format_count, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4GB", 4 << 30), ("3.5 GiB", 7 << 29), ("512M", 512 << 20), ("1tb", 1 << 40), ("100", 100), (" 2 kb ", 2048)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["4gigs", "", "GB", "-1GB", "1,5GB"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(BadInput, match="write it like 4GB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (2469606195, "2.30 GiB"),
+        (700 << 20, "700 MiB"),
+        (12 << 30, "12.0 GiB"),
+    ],
+)
+def test_sizes_are_written(size: int, text: str) -> None:
+    assert format_bytes(size) == text
+
+
+def test_counts_and_times() -> None:
+    assert [format_count(n) for n in (2050, 325_522_944, 1_235_814_400)] == ["2,050", "325.5 M", "1.2 B"]
+    assert [format_seconds(s) for s in (3.14, 75.2, 3700)] == ["3.1 s", "1 min 15 s", "1 h 1 min"]
