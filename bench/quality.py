@@ -74,14 +74,15 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 
 def baseline(model: Path, train: Path, validation: Path, seed: int) -> dict[str, float]:
     script = str(ROOT / "bench" / "baseline.py")
-    return run([script, "--model", model, "--train", train, "--validation", validation, "--seed", seed])
+    printed = run([script, "--model", model, "--train", train, "--validation", validation, "--seed", seed])
+    return json.loads(printed.splitlines()[-1])  # above it stands what Trainer prints
 
 
 def ours(model: Path, train: Path, validation: Path, seed: int, use: list[str], out: Path) -> dict[str, float]:
     command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--out", out]
     command += ["--model", model, "--data", train, "--validation", validation, "--seed", seed]
     command += ["--batch-size", 32, "--max-length", 128, "--epochs", 1, "--learning-rate", 2e-5]
-    record = run([*command, *(word for strategy in use for word in ("--use", strategy))])
+    record = json.loads(run([*command, *(word for strategy in use for word in ("--use", strategy))]))
     return {
         "f1": record["metrics"]["eval_f1"],
         "accuracy": record["metrics"]["eval_accuracy"],
@@ -91,11 +92,9 @@ def ours(model: Path, train: Path, validation: Path, seed: int, use: list[str], 
     }
 
 
-def run(command: list[object]) -> dict:
-    done = subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True, text=True)
-    result = json.loads(done.stdout[done.stdout.index("{") :])
-    print(" ".join(str(word) for word in command[-6:]), {k: result[k] for k in ("f1",) if k in result}, flush=True)
-    return result
+def run(command: list[object]) -> str:
+    print(*command, flush=True)
+    return subprocess.run([sys.executable, *map(str, command)], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def save(results: dict[str, list[dict[str, float]]], rows: int | None) -> None:

@@ -47,3 +47,10 @@ def test_nothing_found_lists_the_columns() -> None:
         find_columns("a.csv", ["a", "b", "c"], None, None)
     with pytest.raises(DataError, match="No label column"):
         find_columns("a.csv", ["text", "b", "c"], None, None)
+
+
+def test_a_misspelt_name_is_offered() -> None:
+    with pytest.raises(DataError, match="name it with --label lable,"):
+        find_columns("a.csv", ["id", "lable", "text"], None, None)
+    with pytest.raises(DataError, match="name it with --text revew,"):
+        find_columns("a.csv", ["id", "label", "revew"], None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from tightfit.errors import DataError, suggest
@@ -62,18 +63,21 @@ def _text_by_name(columns: list[str], label: str | None) -> tuple[str, ...]:
 
 
 def _text_found(name: str, text: tuple[str, ...], columns: list[str]) -> tuple[str, ...]:
-    if text:
-        return text
-    raise DataError(
-        f"No text column was found in {name} (columns: {', '.join(columns)}): name it with --text, "
-        "or by number (--text 1 --label 2) if the first line holds no names."
-    )
+    if not text:
+        raise DataError(_not_found(name, "text", columns, _TEXTS))
+    return text
 
 
 def _label_found(name: str, label: str | None, columns: list[str], need: bool) -> str | None:
     if label is None and need:
-        raise DataError(
-            f"No label column was found in {name} (columns: {', '.join(columns)}): name it with --label, "
-            "or by number (--text 1 --label 2) if the first line holds no names."
-        )
+        raise DataError(_not_found(name, "label", columns, _LABELS))
     return label
+
+
+def _not_found(name: str, what: str, columns: list[str], usual: tuple[str, ...]) -> str:
+    near = next((c for c in columns if difflib.get_close_matches(c.lower(), usual, n=1, cutoff=0.75)), None)
+    hint = f"name it with --{what} {near}" if near else f"name it with --{what}"
+    return (
+        f"No {what} column was found in {name} (columns: {', '.join(columns)}): {hint}, "
+        "or by number (--text 1 --label 2) if the first line holds no names."
+    )

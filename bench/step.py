@@ -1,0 +1,128 @@
+"""Our step beside a plain PyTorch loop over the same slices, step by step in one process; and its gradient error.
+
+Needs ../shared (data and weights). Writes records/step.json.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, TrainerCallback
+
+from quality import split, weights
+from tightfit import Job
+from tightfit.allocator import give_back_freed_memory
+from tightfit.device import find_device
+from tightfit.meter import meter_for
+from tightfit.preparation import prepare
+from tightfit.recipe import Recipe
+from tightfit.step import run_slices, weighed_slices
+from tightfit.trainer import StepClock, Trainer, training_arguments
+
+RECORD = Path(__file__).resolve().parent.parent / "records" / "step.json"
+STEPS, WARM_UP = 24, 4
+SLICE = 8
+
+
+def main() -> None:
+    give_back_freed_memory()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        train, validation = split(folder, 1500)
+        job = Job(model=str(weights(folder)), data=str(train), validation=str(validation), max_steps=STEPS)
+        record = {
+            "model": "m3e-small",
+            "batch": job.batch_size,
+            "slice": SLICE,
+            "steps": STEPS - WARM_UP,
+            **times(job, folder),
+            "gradient_error": gradient_error(job),
+        }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    print(json.dumps(record, indent=1))
+
+
+def times(job: Job, folder: Path) -> dict[str, Any]:
+    prepared = prepare(job, Recipe.parse([f"slice:size={SLICE}"]), find_device("cpu"))
+    clock, plain = StepClock(), PlainLoop(job, prepared.parts)
+    trainer = WatchedTrainer(
+        parts=prepared.parts,
+        meter=meter_for(prepared.parts.device),
+        args=training_arguments(job, prepared.parts, folder / "run", []),
+        train_dataset=prepared.train.dataset,
+        eval_dataset=prepared.validation.dataset.select(range(8)),
+        processing_class=prepared.tokenizer,
+        compute_metrics=lambda prediction: {"f1": 0.0},
+        callbacks=[clock, plain],
+    )
+    plain.trainer = trainer
+    trainer.train()
+    ratios = [a / b for a, b in zip(clock.seconds[WARM_UP:], plain.seconds[WARM_UP:], strict=True)]
+    quarters = statistics.quantiles(ratios, n=4)
+    return {
+        "seconds_ours": statistics.median(clock.seconds[WARM_UP:]),
+        "seconds_plain": statistics.median(plain.seconds[WARM_UP:]),
+        "ratio_median": statistics.median(ratios),
+        "ratio_quartiles": [quarters[0], quarters[2]],
+    }
+
+
+class WatchedTrainer(Trainer):
+    """Keeps the batch for the plain loop."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        self.batch = dict(inputs)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+class PlainLoop(TrainerCallback):
+    """After each of our steps, the same batch through a model of its own as one would write it by hand."""
+
+    def __init__(self, job: Job, parts: Any) -> None:
+        self.model = AutoModelForSequenceClassification.from_pretrained(job.model).train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=job.learning_rate, fused=True)
+        self.rows, self.seconds = parts.slice_rows, []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        slices = list(weighed_slices(self.model, self.trainer.batch, self.rows))
+        start = time.perf_counter()
+        for share, piece in slices:
+            loss = self.model(**piece).loss * share
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.seconds.append(time.perf_counter() - start)
+
+
+def gradient_error(job: Job) -> dict[str, float]:
+    """|ours - whole batch| / |whole batch| with dropout off, for slices of several sizes and a ragged batch."""
+    from transformers import DataCollatorWithPadding
+
+    prepared = prepare(job, Recipe(), find_device("cpu"))
+    model, tokens = prepared.parts.model.eval(), prepared.train.dataset
+    errors, meter = {}, meter_for(find_device("cpu"))
+    for rows, size in ((32, 1), (32, 8), (32, 5), (13, 4)):
+        batch = dict(DataCollatorWithPadding(prepared.tokenizer)([tokens[i] for i in range(rows)]))
+        model(**batch).loss.backward()
+        whole = take_gradients(model)
+        run_slices(model, weighed_slices(model, batch, size), torch.Tensor.backward, meter.moment)
+        errors[f"{rows} rows in slices of {size}"] = float((take_gradients(model) - whole).norm() / whole.norm())
+    return errors
+
+
+def take_gradients(model: Any) -> torch.Tensor:
+    row = torch.cat([p.grad.flatten().double() for p in model.parameters()])
+    model.zero_grad()
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())
