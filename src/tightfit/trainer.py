@@ -159,7 +159,8 @@ def copy_weights(file: Path, model: torch.nn.Module) -> bool:
     if not file.is_file():
         return False
     own = model.state_dict()
-    with safe_open(file, framework="pt") as saved, torch.no_grad():
+    # Mapped into memory, the whole file would end up resident beside the weights.
+    with safe_open(file, framework="pt", backend="pread") as saved, torch.no_grad():
         if not set(saved.keys()) <= set(own):
             return False
         for name in saved.keys():  # noqa: SIM118, it is not a dict
