@@ -11,6 +11,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub client: no test may reach for it
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models gain nothing from more, and tests run side by side
 
 GOOD = ["clean", "quiet", "kind", "lovely", "warm", "friendly", "spotless", "generous", "calm", "bright"]
 BAD = ["dirty", "loud", "rude", "broken", "cold", "smelly", "damp", "noisy", "dark", "greedy"]

@@ -80,7 +80,7 @@ def test_the_job_file_of_the_readme_is_one(tmp_path: Path) -> None:
     assert yaml.safe_load(content)
     (tmp_path / "job.yaml").write_text(content, "utf-8")
     values, use = read_job_file(tmp_path / "job.yaml")
-    assert Job.of(**values).batch_size == 32
+    assert Job(**values).batch_size == 32
     assert Recipe.parse(use).words
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,14 +66,28 @@ def test_evaluate_repeats_the_runs_own_score(trained: Path) -> None:
     assert evaluation.metrics["eval_loss"] == pytest.approx(run.metrics["eval_loss"], rel=1e-4)
 
 
-def test_the_best_epoch_is_kept(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scores", "best"), [((0.5, 0.9, 0.7), 2), ((0.9, 0.5, 0.7), 1), ((0.9, 0.9, 0.8), 2)])
+def test_the_best_epoch_is_kept(
+    tiny_model: Path,
+    reviews: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: tuple[float, ...],
+    best: int,
+) -> None:
+    """Scores are scripted; where two are equal the lower loss decides, which falls from epoch to epoch."""
+    from tightfit.tasks.text_classification import TextClassification
+
+    script = iter(scores)
+    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
     run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "run", device="cpu", quiet=True)
-    scores = [entry["eval_f1"] for entry in run.history if "eval_f1" in entry]
-    assert len(scores) == 3
+    losses = [entry["eval_loss"] for entry in run.history if "eval_loss" in entry]
+    assert losses == sorted(losses, reverse=True)
+    assert run.metrics["epoch"] == best
     assert run.metrics["eval_f1"] == max(scores)
-    again = evaluate(tmp_path / "run", device="cpu")
-    assert again.metrics["eval_f1"] == pytest.approx(max(scores))
-    assert len(list((tmp_path / "run").glob("checkpoint-*"))) <= 2
+    kept, final = weights_of(tmp_path / "run" / f"checkpoint-{7 * best}"), weights_of(tmp_path / "run")
+    assert all(torch.equal(final[name], weight) for name, weight in kept.items())
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2
 
 
 @pytest.mark.parametrize("use", [["slice:size=3"], ["checkpoint"], ["slice:size=1", "checkpoint"], ["adamw"]])
@@ -170,7 +185,21 @@ def test_more_than_two_labels_use_the_mean_f1(tiny_model: Path, tmp_path: Path) 
     job = job_of(tiny_model, tmp_path / "a.csv", max_steps=1)
     run = train(job, out=tmp_path / "run", device="cpu", quiet=True)
     assert run.data.labels == ("a", "b", "c")
-    assert 0 <= run.metrics["eval_f1"] <= 1
+
+
+def test_f1_is_of_label_one_or_the_mean_over_labels() -> None:
+    import numpy as np
+    from transformers import EvalPrediction
+
+    from tightfit.tasks.text_classification import TextClassification
+
+    def f1(guesses: list[int], truth: list[int], labels: int) -> float:
+        prediction = EvalPrediction(predictions=np.eye(labels)[guesses], label_ids=np.array(truth))
+        return TextClassification().metrics(prediction)["f1"]
+
+    assert f1([1, 1, 0, 0], [1, 0, 1, 0], 2) == pytest.approx(0.5)
+    assert f1([0, 0, 0, 1], [0, 0, 1, 1], 2) == pytest.approx(2 / 3)
+    assert f1([0, 1, 1, 2], [0, 1, 2, 2], 3) == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
 
 
 def test_a_stopped_run_goes_on(
@@ -226,10 +255,66 @@ def test_a_loss_that_is_no_number_stops_the_run(
     assert all(torch.isfinite(w).all() for w in weights_of(tmp_path / "run" / "checkpoint-7").values())
 
 
-def test_a_gradient_that_is_no_number_stops_the_run(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
-    job = job_of(tiny_model, reviews, learning_rate=1e30, epochs=3)
-    with pytest.raises(LossNotFinite, match="--learning-rate"):
-        train(job, out=tmp_path / "run", device="cpu", quiet=True)
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_a_gradient_that_is_no_number_stops_the_run(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
+) -> None:
+    """In an epoch's last step, with clipping and without."""
+    from tightfit import trainer
+
+    run_slices, calls = trainer.run_slices, []
+
+    def spoiled(model: Any, *args: Any) -> torch.Tensor:
+        calls.append(1)
+        loss = run_slices(model, *args)
+        if len(calls) == 7:
+            next(model.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(trainer, "run_slices", spoiled)
+    with pytest.raises(LossNotFinite, match="gradient became nan at step 7"):
+        train(job_of(tiny_model, reviews, max_grad_norm=max_grad_norm), out=tmp_path / "run", device="cpu", quiet=True)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_moved_run_still_finds_its_best_epoch(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tightfit.tasks.text_classification import TextClassification
+
+    script = iter((0.9, 0.5, 0.4))
+    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
+    train(job_of(tiny_model, reviews, epochs=2), out=tmp_path / "run", device="cpu", quiet=True)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "moved", device="cpu", resume=True, quiet=True)
+    assert run.metrics["epoch"] == 1
+    kept, final = weights_of(tmp_path / "moved" / "checkpoint-7"), weights_of(tmp_path / "moved")
+    assert all(torch.equal(final[name], weight) for name, weight in kept.items())
+
+
+def test_a_run_can_be_used_from_another_folder(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(reviews.parent)
+    job = job_of(tiny_model, Path(reviews.name), max_steps=1)
+    train(job, "slice:size=4", out=tmp_path / "run", device="cpu", quiet=True)
+    monkeypatch.chdir("/")
+    assert evaluate(tmp_path / "run", device="cpu").rows == 6
+    assert len(predict(str(tmp_path / "run"), "clean room", device="cpu")) == 1
+
+
+def test_padding_is_what_the_tokenizer_says(tiny_model: Path, reviews: Path) -> None:
+    """A config that says otherwise would make a decoder read its texts at the wrong token."""
+    from tightfit.assembly import assemble
+    from tightfit.data.labels import Labels
+    from tightfit.device import find_device
+    from tightfit.recipe import Recipe
+    from tightfit.weights import load_tokenizer
+
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.pad_token = "[MASK]"
+    parts = assemble(job_of(tiny_model, reviews), Recipe(), find_device("cpu"), Labels(("0", "1")), tokenizer)
+    assert parts.model.config.pad_token_id == tokenizer.pad_token_id == 4
 
 
 def test_a_used_folder_is_refused(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
@@ -245,7 +330,7 @@ def test_a_full_disk_is_found_before_the_run(
 ) -> None:
     import shutil
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 10, 10))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(OutputError, match="10 B are free"):
         train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", quiet=True)
     assert not (tmp_path / "run").exists()

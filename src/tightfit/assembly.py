@@ -60,9 +60,7 @@ def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase) -
 
     task = find_task(job.task)
     config = load_config(job.model, **task.config_changes(labels))
-    text = config.get_text_config()
-    if getattr(text, "pad_token_id", None) is None:  # decoders find a text's last token by it
-        text.pad_token_id = tokenizer.pad_token_id
+    config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find a text's last token by it
     set_seed(job.seed)  # the new head is the same whatever the recipe
     return load_model(task.head(), job.model, config, random_weights=job.random_weights)
 

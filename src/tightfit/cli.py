@@ -70,7 +70,7 @@ def train(
     missing = [name for name in ("model", "data") if name not in values]
     if missing:
         raise BadInput(f"--{missing[0]} is missing: tightfit train --model NAME --data FILE --out FOLDER.")
-    job = Job.of(**values)
+    job = Job(**values)
 
     from tightfit.training import train as run_training
 
@@ -84,6 +84,8 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option(help="A file to score on; rows that were trained on are left out.")
     ] = None,
+    text: Annotated[str | None, _setting("text")] = None,
+    label: Annotated[str | None, _setting("label")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +96,7 @@ def evaluate(
 
     screen = Screen(quiet=as_json)
     with screen.status("Evaluating"):
-        evaluation = run_evaluation(run, data, device)
+        evaluation = run_evaluation(run, data, device, text=text, label=label)
     for note in evaluation.notes:
         screen.say(note)
     if as_json:
@@ -106,8 +108,12 @@ def evaluate(
 @app.command()
 def predict(
     run: RunFolder,
-    texts: Annotated[list[str] | None, typer.Argument(help="Texts to label.", metavar="[TEXT]...")] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to label; two for each pair if the model reads pairs.", metavar="[TEXT]..."),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="A file of texts to label.")] = None,
+    text: Annotated[str | None, _setting("text")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the labelled file (.csv, .tsv, .jsonl).")] = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -115,10 +121,10 @@ def predict(
     """Label texts with a trained model."""
     if bool(texts) == bool(data):
         raise BadInput('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out labelled.csv).')
-    if data and out is None:
-        raise BadInput("--out is missing: say where to write the labelled file, such as --out labelled.csv.")
+    if bool(data) != bool(out):
+        raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out labelled.csv.")
     if data and out:
-        _label_file(run, data, out, device, as_json)
+        _label_file(run, data, out, device, text, as_json)
     else:
         _label_texts(run, texts or [], device, as_json)
 
@@ -162,25 +168,34 @@ def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
     return file if resume and file.is_file() else None
 
 
-def _label_file(run: Path, data: str, out: Path, device: str | None, as_json: bool) -> None:
+def _label_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
     from tightfit.labelling import label_file
     from tightfit.report.screen import Screen
 
-    with Screen(quiet=as_json).status("Labelling"):
-        rows = label_file(run, data, out, device)
+    screen = Screen(quiet=as_json)
+    with screen.status("Labelling"):
+        labelled = label_file(run, data, out, device, text)
+    for note in labelled.notes:
+        screen.say(note)
     if as_json:
-        _print_json({"rows": rows, "out": str(out)})
+        _print_json({"rows": labelled.rows, "out": str(out), "notes": labelled.notes})
     else:
-        _stdout().print(f"{rows:,} rows labelled: {out}", markup=False)
+        _stdout().print(f"{labelled.rows:,} rows labelled: {out}", markup=False)
 
 
 def _label_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
     from tightfit.inference import predict as run_prediction
+    from tightfit.record import load_run
     from tightfit.report.screen import Screen
     from tightfit.report.text import show_predictions
 
+    paired = len(load_run(run).data.text_columns) == 2
+    if paired and len(texts) % 2:
+        raise BadInput(f"This model reads pairs, and {len(texts)} texts do not make pairs: give two for each.")
+    inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
     with Screen(quiet=as_json).status("Reading the model"):
-        predictions = run_prediction(run, texts, device)
+        predictions = run_prediction(run, inputs, device)
+    texts = [" + ".join(pair) for pair in inputs] if paired else texts
     if as_json:
         answers = [
             {"text": t, "label": p.label, "confidence": p.confidence} for t, p in zip(texts, predictions, strict=True)
@@ -216,6 +231,11 @@ def main() -> None:
     except TightfitError as error:
         sys.stderr.write(f"tightfit: {error}\n")
         raise SystemExit(error.exit_code) from None
+    except OSError as error:
+        about = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        sys.stderr.write(f"tightfit: the system says: {about}. Check the path, its permissions and the disk.\n")
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
-        sys.stderr.write("tightfit: stopped. --resume goes on from the last checkpoint.\n")
+        hint = " train --resume goes on from the last checkpoint." if "train" in sys.argv[1:2] else ""
+        sys.stderr.write(f"tightfit: stopped.{hint}\n")
         raise SystemExit(130) from None

@@ -51,5 +51,9 @@ def _cuda(index: int) -> Device:
     if index >= count:
         seen = f"torch sees {count} card(s)" if count else "torch sees no CUDA card"
         raise BadInput(f"{seen} here, so 'cuda:{index}' cannot be used: use --device cpu, or install torch with CUDA.")
+    if index:
+        raise BadInput(
+            f"Set CUDA_VISIBLE_DEVICES={index} and use --device cuda: transformers trains on the first card."
+        )
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     return Device(f"cuda:{index}", torch.cuda.get_device_name(index), bf16=bf16, fp16=True)

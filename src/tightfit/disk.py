@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int) -> None:
-    """The checkpoints kept, one more while it is written, and the final weights must all fit."""
+    """The checkpoints that are there at once, and the final weights, must all fit."""
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    needed = (checkpoints + 1) * (weights + optimizer_bytes(parts)) + weights
+    needed = checkpoints * (weights + optimizer_bytes(parts)) + weights
     free = shutil.disk_usage(_nearest_existing(folder)).free
     if free < needed:
         raise OutputError(

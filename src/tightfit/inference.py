@@ -11,6 +11,7 @@ import numpy as np
 
 from tightfit.data.labels import Labels
 from tightfit.data.rows import Rows, load_rows
+from tightfit.data.sources import find_sources
 from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device, find_device
@@ -43,13 +44,16 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
 
-def predict(folder: str | Path, texts: Sequence[str | tuple[str, str]], device: str | None = None) -> list[Prediction]:
+def predict(
+    folder: str | Path, texts: str | Sequence[str | tuple[str, str]], device: str | None = None
+) -> list[Prediction]:
     """Label texts (or pairs of texts) with a trained model, in the order they came."""
     from datasets import Dataset
 
+    texts = [texts] if isinstance(texts, str) else texts
     if not texts:
         raise DataError("There is no text to label: give one or more.")
-    model, tokenizer, limit = _load(Path(folder), find_device(device))
+    model, tokenizer, limit = _load(load_run(folder), find_device(device))
     pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
     columns = {"text": [first for first, _ in pairs]}
     if any(second for _, second in pairs):
@@ -61,14 +65,20 @@ def predict(folder: str | Path, texts: Sequence[str | tuple[str, str]], device: 
     return [Prediction(names[int(row.argmax())], float(row.max())) for row in shares]
 
 
-def evaluate(folder: str | Path, data: str | None = None, device: str | None = None) -> Evaluation:
+def evaluate(
+    folder: str | Path,
+    data: str | None = None,
+    device: str | None = None,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+) -> Evaluation:
     """Score a trained model: on a file's rows less those it trained on, or on its own held-out rows."""
     from transformers import EvalPrediction
 
-    folder = Path(folder)
     run = load_run(folder)
-    rows, held_out, notes = _rows_to_evaluate(folder, run, data)
-    model, tokenizer, limit = _load(folder, find_device(device))
+    rows, held_out, notes = _rows_to_evaluate(run, data, text, label)
+    model, tokenizer, limit = _load(run, find_device(device))
     labels = Labels(run.data.labels)
     known = [i for i, label in enumerate(held_out["label"]) if label in labels.ids]
     if len(known) < len(held_out):
@@ -85,20 +95,34 @@ def evaluate(folder: str | Path, data: str | None = None, device: str | None = N
     return Evaluation({**metrics, "eval_loss": _loss(logits, truth)}, len(known), notes)
 
 
-def _rows_to_evaluate(folder: Path, run: Run, data: str | None) -> tuple[Rows, Any, tuple[str, ...]]:
+def _rows_to_evaluate(
+    run: Run, data: str | None, text: str | None, label: str | None
+) -> tuple[Rows, Any, tuple[str, ...]]:
     """The rows, those of them that were not trained on, and what there is to say about it."""
     job = run.job
-    rows, validation = load_rows(data or job.validation or job.data, job.text_columns, job.label)
+    rows, validation = load_rows_like(run, data or job.validation or job.data, text, label)
     if data is None and job.validation is None and validation is not None:
         rows = validation
-    held_out, note = held_out_rows(folder, rows)
+    held_out, note = held_out_rows(Path(run.folder), rows)
     return rows, held_out, (*rows.notes, *note)
 
 
-def _load(folder: Path, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+def load_rows_like(
+    run: Run, data: str, text: str | None = None, label: str | None = None, *, need_label: bool = True
+) -> tuple[Rows, Rows | None]:
+    """Rows of a file from the given columns, else from those the run was trained on, else found by name."""
+    numbered = all(column.isdigit() for column in run.data.text_columns)
+    there = set(find_sources(data, header=not numbered)[0].columns())
+    trained = run.data.text_columns if set(run.data.text_columns) <= there else None
+    label = label or (run.data.label_column if run.data.label_column in there else None)
+    columns = tuple(name.strip() for name in text.split(",")) if text else trained
+    return load_rows(data, columns, label if need_label else None, need_label=need_label)
+
+
+def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     from tightfit.weights import load_config, load_model, load_tokenizer
 
-    run = load_run(folder)
+    folder = Path(run.folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"'{folder}' holds no trained model: its run did not end; go on with train --resume.")
     head = find_task(run.job.task).head()

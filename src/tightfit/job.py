@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightfit.errors import BadInput, suggest
 
@@ -14,7 +14,7 @@ from tightfit.errors import BadInput, suggest
 class Job(BaseModel):
     """What to train: a model, a data file, and the numbers that decide the result. Memory is not its business."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     model: str
     """A hub id, or a folder with config, tokenizer and weights."""
@@ -42,18 +42,33 @@ class Job(BaseModel):
     """Decay of the weights; biases and norms are left out."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 leaves them alone."""
-    seed: int = Field(default=42, ge=0)
+    seed: int = Field(default=42, ge=0, lt=2**32)
     """Seed of the split, the new head, the order of rows and dropout."""
     random_weights: bool = False
     """Take only the shape of the model, with random weights: for measuring, not for results."""
 
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, **values: Any) -> None:
+            """What is wrong with the values becomes one sentence."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise BadInput(_sentence(error)) from None
+
+    @field_validator("text", "label", mode="before")
     @classmethod
-    def of(cls, **values: Any) -> Job:
-        """Build a job; what is wrong with the values becomes one sentence."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            raise BadInput(_sentence(error)) from None
+    def _as_written(cls, value: Any) -> Any:
+        """In YAML a column may be a number, and the two of a pair a list."""
+        if isinstance(value, (list, tuple)):
+            return ",".join(str(name) for name in value)
+        return str(value) if isinstance(value, int) else value
+
+    def with_full_paths(self) -> Job:
+        """The same job from any folder: what is a file or folder here is named from the root."""
+        named = {name: getattr(self, name) for name in ("model", "data", "validation")}
+        paths = {name: Path(value).expanduser() for name, value in named.items() if value is not None}
+        return self.model_copy(update={name: str(p.resolve()) for name, p in paths.items() if p.exists()})
 
     @property
     def text_columns(self) -> tuple[str, ...] | None:
@@ -68,6 +83,8 @@ def job_words() -> list[str]:
 
 def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a YAML job file: the job's values, and the strategies under `use`."""
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise BadInput(f"'{path}' is no job file (.yaml): give a data file with --data {path}.")
     content = _load_yaml(path)
     use = content.pop("use", None) or []
     if not isinstance(use, list) or not all(isinstance(word, str) for word in use):

@@ -35,6 +35,8 @@ class Meter:
     def __init__(self, gauge: Gauge) -> None:
         self.gauge = gauge
         self.moments: dict[str, int] = {}
+        self.allocated: dict[str, int] = {}
+        """On a card: the tensors' share."""
         self._current = "load"
         gauge.take_peak()
 
@@ -63,8 +65,11 @@ class Meter:
         return before
 
     def _settle(self) -> None:
+        allocated = self.gauge.allocated_peak() if isinstance(self.gauge, CudaGauge) else None
         peak = self.gauge.take_peak()
         self.moments[self._current] = max(peak, self.moments.get(self._current, 0))
+        if allocated is not None:
+            self.allocated[self._current] = max(allocated, self.allocated.get(self._current, 0))
 
 
 def meter_for(device: Device) -> Meter:
@@ -136,21 +141,25 @@ class SampledGauge:
 
 
 class CudaGauge:
-    """What torch has reserved from a card; the allocated part is kept beside it."""
+    """What torch has reserved from a card."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self.allocated_peak = 0
 
     def now(self) -> int:
         import torch
 
         return torch.cuda.memory_reserved(self._name)
 
+    def allocated_peak(self) -> int:
+        """The most that tensors held of it since the last take_peak."""
+        import torch
+
+        return torch.cuda.max_memory_allocated(self._name)
+
     def take_peak(self) -> int:
         import torch
 
-        self.allocated_peak = max(self.allocated_peak, torch.cuda.max_memory_allocated(self._name))
         peak = torch.cuda.max_memory_reserved(self._name)
         torch.cuda.reset_peak_memory_stats(self._name)
         return peak

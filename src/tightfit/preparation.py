@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels, find_labels
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
@@ -28,6 +29,7 @@ class Prepared:
     job: Job
     recipe: Recipe
     labels: Labels
+    columns: Columns
     split: Split
     train: Tokens
     validation: Tokens
@@ -52,6 +54,7 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
         job=job,
         recipe=recipe,
         labels=data.labels,
+        columns=data.columns,
         split=data.split,
         train=train,
         validation=validation,
@@ -64,6 +67,7 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
 @dataclass(frozen=True)
 class _Data:
     labels: Labels
+    columns: Columns
     split: Split
     notes: tuple[str, ...]
 
@@ -77,7 +81,7 @@ def _read_data(job: Job) -> _Data:
         validation = _with_known_labels(validation, labels)
     split = split_rows(rows, validation, job.seed)
     notes = (*rows.notes, *(validation.notes if validation else ()), _about_rows(rows, split, labels), *split.notes)
-    return _Data(labels, split, notes)
+    return _Data(labels, rows.columns, split, notes)
 
 
 def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
@@ -104,7 +108,8 @@ def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:
 def _about_cut(tokens: Tokens, max_length: int) -> tuple[str, ...]:
     if not tokens.cut:
         return ()
-    return (f"{tokens.cut / len(tokens):.0%} of the training texts are longer than {max_length} tokens and are cut",)
+    share = f"{tokens.cut:,} of {len(tokens):,} training texts ({tokens.cut / len(tokens):.1%})"
+    return (f"{share} are longer than {max_length} tokens and are cut",)
 
 
 def _about_training(parts: Parts) -> str:

@@ -60,6 +60,8 @@ def _setting(kind: type[Strategy], item: str) -> tuple[str, str]:
     known = list(kind.settings())
     if not known:
         raise RecipeError(f"'{kind.name}' has no settings: write just '{kind.name}'.")
+    if not equals and len(known) == 1 and key not in known:
+        raise RecipeError(f"'{kind.name}:{item}' does not name the setting: write '{kind.name}:{known[0]}={item}'.")
     if key not in known:
         raise RecipeError(f"'{kind.name}' has no setting '{key}': {suggest(key, known)}")
     if not equals or not value:

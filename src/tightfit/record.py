@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,7 +33,7 @@ class Measured(_Value):
     """From the first step to the end, evaluation and saving included."""
     seconds_per_step: float | None = None
     """Median over the steps."""
-    allocated_bytes: int | None = None
+    allocated_moments: dict[str, int] | None = None
     """On CUDA: the tensors' share of what was reserved."""
 
 
@@ -48,6 +49,8 @@ class Data(_Value):
     train_rows: int
     validation_rows: int
     labels: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    label_column: str
     cut_rows: int
     """Rows longer than the limit."""
 
@@ -70,21 +73,33 @@ class Run(_Value):
     measured: Measured
     predicted: Predicted
     metrics: dict[str, float]
-    history: list[dict[str, float]]
+    history: list[dict[str, float | None]]
     notes: list[str]
     versions: dict[str, str]
 
     def save(self) -> None:
-        """Write run.json into the run folder."""
-        (Path(self.folder) / FILE).write_text(self.to_json(), "utf-8")
+        """Write run.json into the run folder, whole or not at all."""
+        aside = Path(self.folder) / f"{FILE}.part"
+        aside.write_text(self.to_json(), "utf-8")
+        aside.replace(Path(self.folder) / FILE)
 
     def to_json(self) -> str:
-        """One JSON object, readable by eye."""
-        return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+        """One JSON object, readable by eye; what is no number is null."""
+        return json.dumps(_numbers(self.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n"
 
 
-def load_run(folder: Path) -> Run:
+def _numbers(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {key: _numbers(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_numbers(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def load_run(folder: str | Path) -> Run:
     """Read a run folder's record."""
+    folder = Path(folder)
     if not (folder / FILE).is_file():
         raise BadInput(f"'{folder}' is not a finished run (it has no {FILE}): give the folder that train wrote to.")
     try:

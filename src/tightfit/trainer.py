@@ -55,13 +55,39 @@ class Trainer(transformers.Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with self.meter.moment("evaluate"):
-            return super().evaluate(*args, **kwargs)
+            metrics = super().evaluate(*args, **kwargs)
+        self._refuse_non_finite("validation loss", metrics["eval_loss"])
+        return metrics
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        norm = super()._clip_grad_norm(model)
+        self.meter.begin("step")
+        return super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
         if self.accelerator.scaler is None:  # a scaler skips steps that overflow, which is its job
             self._refuse_non_finite("gradient", float(norm))
         return norm
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Of epochs with one F1 the one with the lowest loss: small validation sets have many ties."""
+        if super()._determine_best_metric(metrics, trial):
+            return True
+        best = [
+            e["eval_loss"]
+            for e in self.state.log_history
+            if e["step"] == self.state.best_global_step and "eval_loss" in e
+        ]
+        if metrics["eval_f1"] != self.state.best_metric or metrics["eval_loss"] >= min(best, default=-math.inf):
+            return False
+        self.state.best_global_step = self.state.global_step
+        return True
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """The best checkpoint is in this folder, wherever the folder was when it was written."""
+        best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
+        self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        return super()._finalize_training(*args, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         with self.meter.moment("save"):
@@ -79,7 +105,7 @@ class Trainer(transformers.Trainer):
     def _refuse_non_finite(self, what: str, value: float) -> None:
         if math.isfinite(value):
             return
-        saved = _newest_checkpoint(Path(self.args.output_dir))
+        saved = newest_checkpoint(Path(self.args.output_dir))
         kept = f"{saved} holds the last good weights" if saved else "no checkpoint had been written yet"
         raise LossNotFinite(
             f"The {what} became {value} at step {self.state.global_step + 1}, so the run stopped before it could spoil "
@@ -126,7 +152,7 @@ class StepClock(TrainerCallback):
 
 def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
     """The job in the words of transformers. The batch is the effective one; slices are the step's business."""
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=parts.batch_size,
         per_device_eval_batch_size=parts.evaluation_rows,
@@ -145,6 +171,7 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
         greater_is_better=True,
         load_best_model_at_end=True,
         logging_steps=LOG_EVERY,
+        logging_first_step=True,
         logging_nan_inf_filter=False,
         seed=job.seed,
         label_names=["labels"],
@@ -152,6 +179,9 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
         disable_tqdm=True,
         report_to=report_to or "none",
     )
+    assert arguments.device.type == parts.device.kind
+    arguments._n_gpu = 1  # with more cards transformers would multiply the batch and split the model's output
+    return arguments
 
 
 def copy_weights(file: Path, model: torch.nn.Module) -> bool:
@@ -168,7 +198,7 @@ def copy_weights(file: Path, model: torch.nn.Module) -> bool:
     return True
 
 
-def _newest_checkpoint(folder: Path) -> str | None:
-    from transformers.trainer_utils import get_last_checkpoint
-
-    return get_last_checkpoint(str(folder)) if folder.is_dir() else None
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint that was written to its end: the trainer's state comes last."""
+    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
-from tightfit.errors import OutputError
+from tightfit.errors import BadInput, suggest
 from tightfit.job import Job, write_job_file
-from tightfit.meter import CudaGauge, Meter, meter_for
+from tightfit.meter import Meter, meter_for
 from tightfit.preparation import Prepared, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import Data, Measured, Predicted, Run, versions
+from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows
 from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
@@ -22,12 +24,10 @@ if TYPE_CHECKING:
 
     from tightfit.trainer import StepClock, Trainer
 
-JOB_FILE = "job.yaml"
-
 
 def train(
     job: Job,
-    use: Sequence[str] = (),
+    use: str | Sequence[str] = (),
     *,
     out: str | Path,
     device: str | None = None,
@@ -38,31 +38,45 @@ def train(
     """Train a job with the strategies in `use` and write the trained model and its record to `out`."""
     from tightfit.report.screen import Screen
 
-    screen, folder, recipe = Screen(quiet=quiet), Path(out), Recipe.parse(use)
-    _refuse_used_folder(folder, resume)
+    screen, folder = Screen(quiet=quiet), Path(out)
+    job, recipe = job.with_full_paths(), Recipe.parse([use] if isinstance(use, str) else use)
+    refuse_folder(folder, resume)
+    refuse_unknown_trackers(report_to)
+    if resume and (run := finished_run(folder, job, recipe)):
+        screen.say(f"{folder} is finished; more --epochs would go on with it")
+        return run
     where = find_device(device)
     meter = _start_meter(where)
     with screen.status("Reading the data and the model"):
         prepared = prepare(job, recipe, where)
-        _refuse_full_disk(folder, prepared)
+        _refuse_to_begin(prepared, folder, resume)
     for note in prepared.notes:
         screen.say(note)
     with screen.progress(meter) as progress:
         return _run(prepared, folder, meter, resume, list(report_to), progress)
 
 
-def _refuse_used_folder(folder: Path, resume: bool) -> None:
-    if folder.is_file():
-        raise OutputError(f"'{folder}' is a file: give --out the name of a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not resume:
-        raise OutputError(f"The folder '{folder}' is not empty: add --resume to go on with it, or give another --out.")
+def refuse_unknown_trackers(names: Sequence[str]) -> None:
+    """A tracker that is not installed is found before the run, not in it."""
+    if not names:
+        return
+    from transformers.integrations import get_available_reporting_integrations
+
+    there = get_available_reporting_integrations()
+    for name in names:
+        if name not in there:
+            raise BadInput(f"--report-to {name} cannot be used: {suggest(name, there)} Others can be installed.")
 
 
-def _refuse_full_disk(folder: Path, prepared: Prepared) -> None:
+def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
+    """The last checks, which need the data and the model."""
     from tightfit.disk import refuse_full_disk
     from tightfit.trainer import SAVED_CHECKPOINTS
 
-    refuse_full_disk(folder, prepared.parts, SAVED_CHECKPOINTS)
+    if resume:
+        refuse_other_rows(folder, prepared.split)
+    at_once = min(SAVED_CHECKPOINTS + 1, math.ceil(prepared.job.epochs))
+    refuse_full_disk(folder, prepared.parts, at_once - len(list(folder.glob("checkpoint-*"))))
 
 
 def _start_meter(device: Device) -> Meter:
@@ -75,18 +89,17 @@ def _start_meter(device: Device) -> Meter:
 def _run(
     prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: TrainerCallback
 ) -> Run:
-    from transformers.trainer_utils import get_last_checkpoint
-
     from tightfit.report.card import write_card
-    from tightfit.trainer import StepClock
+    from tightfit.trainer import StepClock, newest_checkpoint
 
     clock = StepClock()
     folder.mkdir(parents=True, exist_ok=True)
     trainer = _trainer(prepared, folder, meter, report_to, [progress, clock])
     save_split(folder, prepared.split)
     write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
+    checkpoint = newest_checkpoint(folder) if resume else None
     start = time.perf_counter()
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resume else None)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
     with meter.moment("save"):
         trainer.save_model()
@@ -101,6 +114,7 @@ def _trainer(
 ) -> Trainer:
     from tightfit.trainer import Trainer, training_arguments
 
+    task = find_task(prepared.job.task)
     return Trainer(
         parts=prepared.parts,
         meter=meter,
@@ -108,19 +122,19 @@ def _trainer(
         train_dataset=prepared.train.dataset,
         eval_dataset=prepared.validation.dataset,
         processing_class=prepared.tokenizer,
-        compute_metrics=find_task(prepared.job.task).metrics,
+        compute_metrics=task.metrics,
+        preprocess_logits_for_metrics=task.keep_logits,
         callbacks=callbacks,
     )
 
 
 def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
-    gauge = meter.gauge
     return Measured(
         peak_bytes=meter.peak,
         moments=dict(meter.moments),
         seconds=round(seconds, 3),
         seconds_per_step=clock.median,
-        allocated_bytes=gauge.allocated_peak if isinstance(gauge, CudaGauge) else None,
+        allocated_moments=dict(meter.allocated) or None,
     )
 
 
@@ -137,6 +151,8 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
             train_rows=len(prepared.train),
             validation_rows=len(prepared.validation),
             labels=prepared.labels.names,
+            text_columns=prepared.columns.text,
+            label_column=prepared.columns.label or "",
             cut_rows=prepared.train.cut,
         ),
         parameters=parts.parameters,
@@ -154,6 +170,6 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
 def _best_metrics(history: list[dict[str, float]]) -> dict[str, float]:
     """The metrics of the epoch whose weights were kept, and the mean training loss."""
     evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = max(evaluations, key=lambda entry: entry["eval_f1"], default={"epoch": 0.0})
+    best = max(evaluations, key=lambda entry: (entry["eval_f1"], -entry["eval_loss"]), default={"epoch": 0.0})
     scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
     return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}

@@ -36,6 +36,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise ModelError(f"The tokenizer of '{name}' has neither a padding nor an end token: use another model.")
     return tokenizer
 
 
@@ -46,8 +48,29 @@ def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights
     with _clear_errors(name, "weights"), _quiet_transformers():
         if random_weights:
             return head.from_config(config, trust_remote_code=False, dtype=torch.float32)
-        return head.from_pretrained(
-            name, config=config, trust_remote_code=False, weights_only=True, dtype=torch.float32
+        model, report = head.from_pretrained(
+            name,
+            config=config,
+            trust_remote_code=False,
+            weights_only=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,  # a head for another number of labels is replaced by a new one
+            output_loading_info=True,
+        )
+    _refuse_foreign_weights(name, model, report)
+    return model
+
+
+def _refuse_foreign_weights(name: str, model: PreTrainedModel, report: dict[str, Any]) -> None:
+    """Only the head may be new; an encoder that does not fit its config, or is not there, is no model."""
+    inside = f"{model.base_model_prefix}."
+    wrong = sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"])
+    missing = [key for key in report["missing_keys"] if key.startswith(inside) and ".pooler." not in key]
+    foreign = [key for key in wrong if key.startswith(inside)] or missing
+    if foreign:
+        raise ModelError(
+            f"The weights in '{name}' are not those of its config ({len(foreign)} parameters such as '{foreign[0]}' "
+            "do not fit or are missing): get the model's files again."
         )
 
 
@@ -66,7 +89,7 @@ def _refuse_missing_folder(name: str) -> None:
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelError(f"The folder '{name}' has no config.json: give the folder that holds the model's files.")
-    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1 or folder.suffix):
+    if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"There is no model folder '{name}': check the path, or give a hub id.")
 
 

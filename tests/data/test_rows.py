@@ -64,6 +64,34 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, content: str, says: str) -
         find_labels(rows, will_be_split=True)
 
 
+def test_none_is_a_label_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,review\nnone,a\nnull,b\nNaN,c\n", "utf-8")
+    rows, _ = load_rows(str(tmp_path / "a.csv"))
+    assert list(rows.dataset["label"]) == ["none", "null", "NaN"]
+
+
+def test_every_file_of_a_folder_needs_the_columns(tmp_path: Path) -> None:
+    write_reviews(tmp_path / "a.csv", 4)
+    (tmp_path / "b.jsonl").write_text('{"text": "a", "label": 1}\n', "utf-8")
+    with pytest.raises(DataError, match=r"No text column|b\.jsonl has no column"):
+        load_rows(str(tmp_path))
+
+
+def test_what_is_left_alone_is_said(tmp_path: Path) -> None:
+    write_reviews(tmp_path / "train.csv", 4)
+    write_reviews(tmp_path / "test.csv", 4)
+    (tmp_path / "readme.txt").write_text("about the data")
+    rows, _ = load_rows(str(tmp_path))
+    assert len(rows) == 4
+    assert "test.csv is left alone" in rows.notes[0]
+
+
+def test_a_guessed_encoding_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,review\n1,干净\n", "gb18030")
+    rows, _ = load_rows(str(tmp_path / "a.csv"))
+    assert "read as gb18030" in rows.notes[0]
+
+
 def test_a_folder_with_named_files(tmp_path: Path) -> None:
     write_reviews(tmp_path / "train.csv", 20)
     write_reviews(tmp_path / "dev.csv", 6, seed=1)

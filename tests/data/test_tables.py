@@ -87,6 +87,21 @@ def test_no_line_of_names(tmp_path: Path) -> None:
     assert rows_of(path, header=False) == [(1, {"1": "nice", "2": "1"}), (2, {"1": "bad", "2": "0"})]
 
 
+def test_a_first_row_that_leaves_a_column_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n')
+    assert Table(path).columns() == ["text", "label"]
+
+
+def test_blank_lines_before_the_names(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", "\n\nlabel,review\n1,a\n")
+    assert rows_of(path) == [(4, {"label": "1", "review": "a"})]
+
+
+def test_commas_do_not_cut_a_tsv(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.tsv", "good, very, very\t1\n")
+    assert rows_of(path, header=False)[0][1] == {"1": "good, very, very", "2": "1"}
+
+
 def test_a_very_long_cell(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", f"label,review\n1,{'x' * 300_000}\n")
     assert len(str(rows_of(path)[0][1]["review"])) == 300_000
@@ -97,6 +112,7 @@ def test_a_very_long_cell(tmp_path: Path) -> None:
     [
         ("a.json", json.dumps([{"text": "a", "label": 1}, {"text": "b", "label": 0}])),
         ("a.json", json.dumps({"version": 1, "data": [{"text": "a", "label": 1}, {"text": "b", "label": 0}]})),
+        ("a.json", json.dumps({"text": ["a", "b"], "label": [1, 0]})),
         ("a.json", '{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n'),
         ("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b", "label": 0}\n'),
     ],

@@ -27,8 +27,8 @@ EXAMPLES = {
     "freeze": "freeze:layers=1",
     "max-length": "max-length:tokens=8",
 }
-STEPS = 3
-SAME, CLOSE = 1e-5, 0.05  # how far losses may be apart, relative
+STEPS = 40
+SAME, CLOSE = 1e-4, 0.1  # how far losses, and what was learnt of them, may be apart, relative
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def run(*words: str) -> Outcome:
     """A few steps as the trainer does them, with the bytes of each kind."""
     parts = parts_of(*words)
     optimizer, losses, activations, inputs = build_optimizer(parts), [], 0, 0
-    for seed in range(STEPS):
-        batch = batch_of(parts, seed)
+    for step in range(STEPS):
+        batch = batch_of(parts, seed=step % 2)  # two batches in turn, learnt by heart
         inputs = bytes_of(batch.values())
         with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
             slices = weighed_slices(parts.model, batch, parts.slice_rows)
@@ -92,7 +92,9 @@ def test_it_does_to_the_result_what_it_says(name: str, plain: Outcome) -> None:
     if result is Result.SAME:
         assert losses == pytest.approx(plain.losses, rel=SAME)
     elif result is Result.CLOSE:
-        assert losses == pytest.approx(plain.losses, rel=CLOSE)
+        learnt, should = losses[0] - losses[-1], plain.losses[0] - plain.losses[-1]
+        assert should > 0.5, "the plain training must learn something to be compared with"
+        assert learnt == pytest.approx(should, rel=CLOSE)
         assert losses != pytest.approx(plain.losses, rel=SAME), "it should be called 'same'"
     else:
         assert losses != pytest.approx(plain.losses, rel=SAME), "it should be called 'same'"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from tightfit.data.encoding import detect_encoding
 from tightfit.data.tables import Row, Table, is_table, table_endings
 from tightfit.errors import DataError, suggest
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")
 _TEST = ("test",)
+_SAID_ALOUD = ("gb18030", "utf-16")  # guesses that a user may want to check
 
 
 class Readable(Protocol):
@@ -33,9 +35,12 @@ class Source:
     tables: tuple[Readable, ...]
     digest: str
     """Changes when the content changes."""
+    notes: tuple[str, ...] = ()
 
     def columns(self) -> list[str]:
-        return self.tables[0].columns()
+        """The columns that every table has, in the order of the first."""
+        first, *others = (table.columns() for table in self.tables)
+        return [name for name in first if all(name in other for other in others)]
 
     def rows(self) -> Iterator[Row]:
         for table in self.tables:
@@ -52,8 +57,6 @@ class ClassFolders:
         return ["text", "label"]
 
     def rows(self) -> Iterator[Row]:
-        from tightfit.data.encoding import detect_encoding
-
         for number, path in enumerate(sorted(self.folder.glob("*/*.txt")), 1):
             text = path.read_text(encoding=detect_encoding(path))
             yield number, {"text": text, "label": path.parent.name}
@@ -85,7 +88,7 @@ def find_sources(name: str, *, header: bool = True) -> tuple[Source, Source | No
         return _file(path, header), None
     if path.is_dir():
         return _folder(path, header)
-    if path.suffix or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if is_table(path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         neighbours = [p.name for p in path.parent.glob("*") if is_table(p)] if path.parent.is_dir() else []
         hint = suggest(path.name, neighbours) if neighbours else "check the path."
         raise DataError(f"There is no data file '{name}': {hint}")
@@ -106,7 +109,9 @@ def _source(name: str, paths: list[Path], header: bool) -> Source:
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
-    return Source(name, tuple(Table(path, header) for path in paths), digest.hexdigest())
+    encodings = {path: detect_encoding(path) for path in paths if path.suffix.lower() != ".parquet"}
+    notes = tuple(f"{path}: read as {encoding}" for path, encoding in encodings.items() if encoding in _SAID_ALOUD)
+    return Source(name, tuple(Table(path, header) for path in paths), digest.hexdigest(), notes)
 
 
 def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
@@ -115,6 +120,7 @@ def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
 
         return _arrow(str(folder), load_from_disk(str(folder)))
     files = sorted(path for path in folder.iterdir() if path.is_file() and is_table(path))
+    files = [path for path in files if path.suffix.lower() != ".txt"] or files  # a readme.txt is no data
     if files:
         return _named_files(folder, files, header)
     if any(folder.glob("*/*.txt")):
@@ -132,8 +138,11 @@ def _named_files(folder: Path, files: list[Path], header: bool) -> tuple[Source,
         train = [path for path in files if path not in validation and not _is_named(path, _TEST)]
     if not train:
         raise DataError(f"The folder '{folder}' holds no training file: name one train.csv.")
+    unused = [path.name for path in files if path not in train and path not in validation]
+    note = (f"{folder}: {', '.join(unused)} is left alone, neither trained nor validated on",) if unused else ()
     held_out = _source(f"{folder} ({validation[0].name})", validation, header) if validation else None
-    return _source(str(folder), train, header), held_out
+    source = _source(str(folder), train, header)
+    return replace(source, notes=(*source.notes, *note)), held_out
 
 
 def _is_named(path: Path, words: tuple[str, ...]) -> bool:
@@ -161,8 +170,8 @@ def _arrow(name: str, content: Any) -> tuple[Source, Source | None]:
     if train is None:
         raise DataError(f"'{name}' has no training part, only {', '.join(parts)}.")
     validation = next((parts[word] for word in _VALIDATION if word in parts), None)
-    sources = [
-        Source(name, (Arrow(part),), part._fingerprint) if part is not None else None for part in (train, validation)
-    ]
-    assert sources[0] is not None
-    return sources[0], sources[1]
+    return _arrow_source(name, train), None if validation is None else _arrow_source(name, validation)
+
+
+def _arrow_source(name: str, part: Any) -> Source:
+    return Source(name, (Arrow(part),), part._fingerprint)

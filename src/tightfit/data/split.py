@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.rows import Rows
+from tightfit.errors import BadInput
 
 HELD_OUT = 0.1
 _FOLDER = "split"
@@ -47,20 +48,45 @@ def save_split(folder: Path, split: Split) -> None:
     """Write the held-out lines and the fingerprints of the training rows into the run folder."""
     target = folder / _FOLDER
     target.mkdir(parents=True, exist_ok=True)
-    about = {"digest": split.digest, "validation_lines": list(split.validation["line"])}
+    about = {"digest": split.digest, "validation_rows": list(split.validation["row"])}
     (target / "validation.json").write_text(json.dumps(about), "utf-8")
     np.save(target / "train.npy", fingerprints(split.train), allow_pickle=False)
 
 
+@dataclass(frozen=True)
+class SavedSplit:
+    """What a run folder remembers of its split."""
+
+    digest: str
+    validation_rows: list[int]
+    trained: np.ndarray[Any, np.dtype[np.uint64]]
+
+    def is_of(self, split: Split) -> bool:
+        """Whether a split made now is the one of the run."""
+        same_rows = self.validation_rows == list(split.validation["row"])
+        return self.digest == split.digest and same_rows and np.array_equal(self.trained, fingerprints(split.train))
+
+
+def load_split(folder: Path) -> SavedSplit:
+    """Read what a run folder remembers of its split."""
+    try:
+        about = json.loads((folder / _FOLDER / "validation.json").read_text("utf-8"))
+        trained = np.load(folder / _FOLDER / "train.npy", allow_pickle=False)
+        return SavedSplit(about["digest"], about["validation_rows"], trained)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadInput(
+            f"'{folder}' has lost its '{_FOLDER}' folder, so its training rows are not known: train again."
+        ) from None
+
+
 def held_out_rows(folder: Path, rows: Rows) -> tuple[Any, tuple[str, ...]]:
     """The rows that this run did not train on, and a note on what was left out."""
-    about = json.loads((folder / _FOLDER / "validation.json").read_text("utf-8"))
-    trained = np.load(folder / _FOLDER / "train.npy", allow_pickle=False)
-    if about["digest"] == rows.digest:
-        lines = set(about["validation_lines"])
-        keep = [i for i, line in enumerate(rows.dataset["line"]) if line in lines]
+    saved = load_split(folder)
+    if saved.digest == rows.digest:
+        held_out = set(saved.validation_rows)
+        keep = [i for i, number in enumerate(rows.dataset["row"]) if number in held_out]
     else:
-        keep = np.flatnonzero(~np.isin(fingerprints(rows.dataset), trained)).tolist()
+        keep = np.flatnonzero(~np.isin(fingerprints(rows.dataset), saved.trained)).tolist()
     left_out = len(rows) - len(keep)
     note = (f"{rows.name}: {left_out:,} of {len(rows):,} rows were trained on and are left out",) if left_out else ()
     return rows.dataset.select(keep), note

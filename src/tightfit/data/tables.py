@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tightfit.errors import DataError
 csv.field_size_limit(sys.maxsize)  # a review of more than 131,072 characters is a row like any other
 
 Row = tuple[int, dict[str, Any]]
+_ROWS_LOOKED_AT = 100
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,11 @@ class Table:
         return _READERS[self.path.suffix.lower()](self)
 
     def columns(self) -> list[str]:
-        """The names of the columns, from the first row."""
-        for _, row in self.rows():
-            return list(row)
-        raise DataError(f"{self.path} has a line of column names and no rows below it: add rows.")
+        """The names of the columns; rows of JSON may each leave some out, so several are looked at."""
+        names = {name: None for _, row in itertools.islice(self.rows(), _ROWS_LOOKED_AT) for name in row}
+        if not names:
+            raise DataError(f"{self.path} has a line of column names and no rows below it: add rows.")
+        return list(names)
 
 
 def is_table(path: Path) -> bool:
@@ -56,7 +59,7 @@ def _delimited(table: Table) -> Iterator[Row]:
     names: list[str] | None = None
     for line, values in _records(table.path, encoding, delimiter, quoting):
         if names is None:
-            names = [n.strip() for n in values] if table.header else [str(i + 1) for i in range(len(values))]
+            names = _names(table.path, values) if table.header else [str(i + 1) for i in range(len(values))]
             if table.header:
                 continue
         if len(values) > len(names):
@@ -67,13 +70,22 @@ def _delimited(table: Table) -> Iterator[Row]:
         yield line, dict(zip(names, values + [""] * (len(names) - len(values)), strict=True))
 
 
+def _names(path: Path, values: list[str]) -> list[str]:
+    names = [value.strip() for value in values]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns named '{twice}': rename one.")
+    return names
+
+
 def _delimiter(path: Path, encoding: str) -> str:
     with path.open(encoding=encoding, newline="") as file:
-        first = file.readline()
-    if not first.strip():
+        first = next((line for line in file if line.strip()), None)
+    if first is None:
         raise DataError(f"{path} is empty: give a file with a line of column names and rows below it.")
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
-    return max((usual, ",", ";", "\t"), key=first.count)
+    if path.suffix.lower() == ".tsv" and "\t" in first:
+        return "\t"
+    return max((",", ";", "\t"), key=first.count)
 
 
 def _quotes_are_sound(path: Path, encoding: str) -> bool:
@@ -122,12 +134,19 @@ def _json(table: Table) -> Iterator[Row]:
         yield from _json_lines(table)
         return
     if isinstance(content, dict):
-        lists = [value for value in content.values() if isinstance(value, list)]
-        content = lists[0] if len(lists) == 1 else [content]
+        content = _list_inside(content)
     if not isinstance(content, list):
         raise DataError(f"{table.path} must hold a list of objects with a text and a label.")
     for number, item in enumerate(content, 1):
         yield number, _object(table.path, number, item)
+
+
+def _list_inside(content: dict[str, Any]) -> list[Any]:
+    """`{"data": [...]}`, or columns as lists of one length, or a single row."""
+    lists = {name: value for name, value in content.items() if isinstance(value, list)}
+    if len(lists) > 1 and len({len(value) for value in lists.values()}) == 1:
+        return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    return next(iter(lists.values())) if len(lists) == 1 else [content]
 
 
 def _parse_json(path: Path, content: str, line: int) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tightfit.data.labels import Labels
+from tightfit.errors import BadInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,6 +34,9 @@ class Tokens:
 
 def encode(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
     """Turn texts into token ids, and labels into numbers where they are wanted."""
+    special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
+    if max_length <= special:
+        raise BadInput(f"{max_length} tokens leave no room for a text beside {special} special ones: allow more.")
     encoded = dataset.map(
         _encode_batch,
         batched=True,

@@ -41,7 +41,7 @@ def demo_reviews() -> Path:
 def free_folder(wanted: Path) -> Path:
     """The wanted folder, or with a number behind it if a demo ran there before."""
     number, folder = 1, wanted
-    while folder.exists() and any(folder.iterdir()):
+    while folder.is_dir() and any(folder.iterdir()):
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     return folder

@@ -20,8 +20,8 @@ _BAR = 28
 def show_run(run: Run, console: Console) -> None:
     """What was trained, how good it is, what it took, where the memory went."""
     trained = f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)} parameters"
-    console.print(f"\n[bold]{run.folder}[/bold]: {trained} trained in {run.steps} steps")
-    console.print(f"recipe    {' '.join(run.recipe) or 'plain'} (result: {run.result})")
+    console.print(f"\n{run.folder}: {trained} trained in {run.steps} steps", markup=False, style="bold")
+    console.print(f"recipe    {' '.join(run.recipe) or 'plain'} (result: {run.result})", markup=False)
     scores = [f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy", "loss")]
     console.print(f"quality   {', '.join(scores)} on {run.data.validation_rows:,} held-out rows")
     per_step = run.measured.seconds_per_step

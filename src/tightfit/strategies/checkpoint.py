@@ -8,7 +8,6 @@ With `every=2` only every second layer forgets, for half the saving at half the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,7 +40,7 @@ class Checkpoint(Strategy):
             _as_transformers_does(parts.model, self.every)
         else:
             _by_hand(parts.model, self.every)
-        return replace(parts)
+        return parts
 
 
 def _as_transformers_does(model: PreTrainedModel, every: int) -> None:

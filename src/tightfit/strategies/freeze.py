@@ -35,7 +35,7 @@ class Freeze(Strategy):
     result: ClassVar[Result] = Result.DIFFERENT
     summary: ClassVar[str] = "leaves the encoder, its first layers, the embeddings or named parameters untrained"
 
-    encoder: bool = False
+    encoder: bool | None = None
     """Everything but the new head; also what plain `freeze` means."""
     layers: int = Field(default=0, ge=0)
     """The first k layers, with the embeddings below them."""
@@ -58,13 +58,13 @@ class Freeze(Strategy):
 def freeze(
     model: PreTrainedModel,
     *,
-    encoder: bool = False,
+    encoder: bool | None = None,
     layers: int = 0,
     embeddings: bool | None = None,
     pattern: str = "",
 ) -> str:
     """Freeze parts of a model in place and say what is frozen and how much still trains."""
-    nothing_named = not layers and embeddings is None and not pattern
+    nothing_named = encoder is None and not layers and embeddings is None and not pattern
     what: list[str] = []
     if encoder or nothing_named:
         what.append(_freeze_encoder(model))
@@ -75,7 +75,9 @@ def freeze(
         what.append("the embeddings")
     if pattern:
         what.append(_freeze_by_name(model, pattern))
-    return f"{' and '.join(what) or 'nothing'} frozen; {_still_trains(model)}"
+    if not what:
+        raise RecipeError("freeze is told to freeze nothing: leave it out.")
+    return f"{' and '.join(what)} frozen; {_still_trains(model)}"
 
 
 def frozen_parameters(model: nn.Module) -> list[str]:

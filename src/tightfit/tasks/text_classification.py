@@ -14,7 +14,6 @@ class TextClassification:
     """Head, labels and metrics of text classification."""
 
     name: ClassVar[str] = "text-classification"
-    best_metric: ClassVar[str] = "f1"
 
     def head(self) -> Any:
         """The class of models that classify texts."""
@@ -31,12 +30,15 @@ class TextClassification:
             "problem_type": "single_label_classification",
         }
 
+    def keep_logits(self, outputs: Any, labels: Any) -> Any:
+        """Of what a model gives out for a batch only the logits are kept for the metrics."""
+        return outputs[0] if isinstance(outputs, tuple) else outputs
+
     def metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         """Accuracy, and F1 of label 1 where there are two labels, the mean over labels where there are more."""
         from sklearn.metrics import accuracy_score, f1_score
 
         logits = prediction.predictions
-        logits = logits[0] if isinstance(logits, tuple) else logits
         guesses, truth = logits.argmax(axis=-1), prediction.label_ids
         average = "binary" if logits.shape[-1] == 2 else "macro"
         return {

@@ -1,0 +1,59 @@
+"""Resuming: going on with a run only where that is the same run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tightfit.data.split import Split, load_split
+from tightfit.errors import BadInput, OutputError
+from tightfit.job import Job, read_job_file
+from tightfit.recipe import Recipe
+from tightfit.record import FILE, Run, load_run
+from tightfit.strategy import Result
+
+JOB_FILE = "job.yaml"
+_MAY_CHANGE = ("epochs", "max_steps")
+
+
+def refuse_folder(folder: Path, resume: bool) -> None:
+    """A new run wants an empty folder, a resumed one a folder that a run wrote."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"'{folder}' is a file: give --out the name of a folder.")
+    if resume and not (folder / JOB_FILE).is_file():
+        raise OutputError(f"There is no run in '{folder}' to go on with: leave out --resume, or name its folder.")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise OutputError(f"The folder '{folder}' is not empty: add --resume to go on with it, or give another --out.")
+
+
+def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
+    """Refuse another job or recipe than the folder's; give back its record if there is nothing left to do."""
+    values, words = read_job_file(folder / JOB_FILE)
+    before = Job(**values)
+    for name in Job.model_fields:
+        if name not in _MAY_CHANGE and getattr(job, name) != getattr(before, name):
+            raise BadInput(
+                f"--resume goes on with the same job, but {name.replace('_', '-')} is {getattr(job, name)!r} and was "
+                f"{getattr(before, name)!r}: leave it out, or start another run with another --out."
+            )
+    _refuse_other_recipe(recipe, Recipe.parse(words))
+    same_end = all(getattr(job, name) == getattr(before, name) for name in _MAY_CHANGE)
+    return load_run(folder) if same_end and (folder / FILE).is_file() else None
+
+
+def refuse_other_rows(folder: Path, split: Split) -> None:
+    """Rows that were trained on must not become rows to validate on."""
+    if not load_split(folder).is_of(split):
+        raise BadInput(f"The data has changed since the run in '{folder}' began: start another run with another --out.")
+
+
+def _refuse_other_recipe(now: Recipe, before: Recipe) -> None:
+    """How a step is carried out may change; what is trained and by which optimizer may not."""
+    if _bound(now) != _bound(before):
+        raise BadInput(
+            f"--resume cannot change what is trained: the recipe was '{' '.join(before.words) or 'plain'}' and is "
+            f"'{' '.join(now.words) or 'plain'}'. Only strategies that keep the result may come or go."
+        )
+
+
+def _bound(recipe: Recipe) -> list[str]:
+    return [s.word for s in recipe.strategies if s.result is not Result.SAME or s.chooses is not None]
