@@ -50,9 +50,14 @@ HEADS = {
 
 def build(architecture: str, head: str = "sequence") -> Any:
     """A model in training mode whose output depends on its input alone."""
-    kind, extra = CONFIGS[architecture]
     torch.manual_seed(0)
-    return HEADS[head].from_config(kind(**{**_SMALL, **extra})).train()
+    return HEADS[head].from_config(small_config(architecture)).train()
+
+
+def small_config(architecture: str) -> Any:
+    """The shape of a small model."""
+    kind, extra = CONFIGS[architecture]
+    return kind(**{**_SMALL, **extra})
 
 
 def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int = 1) -> dict[str, torch.Tensor]:

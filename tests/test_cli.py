@@ -221,6 +221,21 @@ def test_a_torn_checkpoint_is_not_picked(run: Run, tiny_model: Path, reviews: Pa
     assert json.loads(out)["steps"] == 14
 
 
+def test_rehearse(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    words = ["rehearse", "--model", tiny_model, "--data", reviews, "--max-length", 32, "--use", "slice:size=4"]
+    code, out, _ = run(*words, "--json")
+    bill = json.loads(out)
+    assert code == 0
+    assert bill["peak_bytes"] == bill["overhead_bytes"] + max(sum(kinds.values()) for kinds in bill["bill"].values())
+    assert bill["moment"] in bill["bill"]
+    assert bill["bill"]["step"]["gradients"] == 4 * bill["trainable_parameters"]
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "← peak" in out
+    refused(run(*words, "--device", "mps"), "--device cpu", None)
+    refused(run("rehearse", "--model", tiny_model), "--data is missing", None)
+
+
 def test_strategies_are_listed(run: Run) -> None:
     code, out, _ = run("strategies")
     assert code == 0

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
     from tightfit.job import Job
     from tightfit.recipe import Recipe
     from tightfit.record import Run, load_run
+    from tightfit.rehearsal import rehearse
+    from tightfit.rehearsal.bill import Bill
     from tightfit.strategies.freeze import freeze, frozen_parameters
     from tightfit.training import train
 
 # torch takes seconds to import: each name is fetched when it is first used.
 _HOMES = {
+    "Bill": "rehearsal.bill",
     "Job": "job",
     "Recipe": "recipe",
     "Run": "record",
@@ -25,10 +28,12 @@ _HOMES = {
     "frozen_parameters": "strategies.freeze",
     "load_run": "record",
     "predict": "inference",
+    "rehearse": "rehearsal",
     "train": "training",
 }
 
 __all__ = [
+    "Bill",
     "Job",
     "Recipe",
     "Run",
@@ -38,6 +43,7 @@ __all__ = [
     "frozen_parameters",
     "load_run",
     "predict",
+    "rehearse",
     "train",
 ]
 

@@ -11,6 +11,7 @@ import typer
 
 from tightfit.errors import BadInput, TightfitError
 from tightfit.job import Job, read_job_file
+from tightfit.options import job_from, setting, with_job_settings
 
 app = typer.Typer(
     name="tightfit",
@@ -23,39 +24,18 @@ app = typer.Typer(
 )
 
 
-def _setting(name: str) -> Any:
-    """An option for a job's setting, described where the job describes it."""
-    field = Job.model_fields[name]
-    default = "" if field.default is None or field.is_required() else f" [default: {field.default}]"
-    return typer.Option(f"--{name.replace('_', '-')}", help=f"{field.description}{default}", show_default=False)
-
-
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. [default: cuda if there, else cpu]")]
+Use = Annotated[list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.", metavar="RUN")]
 
 
 @app.command()
+@with_job_settings
 def train(
+    settings: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
-    model: Annotated[str | None, _setting("model")] = None,
-    data: Annotated[str | None, _setting("data")] = None,
-    validation: Annotated[str | None, _setting("validation")] = None,
-    task: Annotated[str | None, _setting("task")] = None,
-    text: Annotated[str | None, _setting("text")] = None,
-    label: Annotated[str | None, _setting("label")] = None,
-    batch_size: Annotated[int | None, _setting("batch_size")] = None,
-    max_length: Annotated[int | None, _setting("max_length")] = None,
-    epochs: Annotated[float | None, _setting("epochs")] = None,
-    max_steps: Annotated[int | None, _setting("max_steps")] = None,
-    learning_rate: Annotated[float | None, _setting("learning_rate")] = None,
-    weight_decay: Annotated[float | None, _setting("weight_decay")] = None,
-    max_grad_norm: Annotated[float | None, _setting("max_grad_norm")] = None,
-    seed: Annotated[int | None, _setting("seed")] = None,
-    random_weights: Annotated[bool | None, _setting("random_weights")] = None,
-    use: Annotated[
-        list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")
-    ] = None,
+    use: Use = None,
     out: Annotated[Path, typer.Option(help="The run folder: model, record, checkpoints.")] = Path("runs/run"),
     device: Device = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -63,14 +43,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a data file and write it to a run folder."""
-    given = {name: value for name, value in locals().items() if name in Job.model_fields and value is not None}
-    file = file or _job_of_earlier_run(out, resume)
-    values, words = read_job_file(file) if file else ({}, [])
-    values, words = {**values, **given}, use or words
-    missing = [name for name in ("model", "data") if name not in values]
-    if missing:
-        raise BadInput(f"--{missing[0]} is missing: tightfit train --model NAME --data FILE --out FOLDER.")
-    job = Job(**values)
+    job, words = _job_and_recipe(file or _job_of_earlier_run(out, resume), settings, use, "train")
 
     from tightfit.training import train as run_training
 
@@ -79,13 +52,37 @@ def train(
 
 
 @app.command()
+@with_job_settings
+def rehearse(
+    settings: dict[str, Any],
+    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
+    use: Use = None,
+    device: Annotated[str | None, typer.Option(help="cpu; cards will follow.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what memory a training would take, by moment and kind, without weights and before the first step."""
+    job, words = _job_and_recipe(file, settings, use, "rehearse")
+
+    from tightfit.rehearsal import rehearse as run_rehearsal
+    from tightfit.report.screen import Screen
+    from tightfit.report.text import show_bill
+
+    with Screen(quiet=as_json).status("Rehearsing"):
+        bill = run_rehearsal(job, words, device)
+    if as_json:
+        _print_json(bill.to_json())
+    else:
+        show_bill(bill, _stdout())
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     data: Annotated[
         str | None, typer.Option(help="A file to score on; rows that were trained on are left out.")
     ] = None,
-    text: Annotated[str | None, _setting("text")] = None,
-    label: Annotated[str | None, _setting("label")] = None,
+    text: Annotated[str | None, setting("text")] = None,
+    label: Annotated[str | None, setting("label")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,7 +110,7 @@ def predict(
         typer.Argument(help="Texts to label; two for each pair if the model reads pairs.", metavar="[TEXT]..."),
     ] = None,
     data: Annotated[str | None, typer.Option(help="A file of texts to label.")] = None,
-    text: Annotated[str | None, _setting("text")] = None,
+    text: Annotated[str | None, setting("text")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the labelled file (.csv, .tsv, .jsonl).")] = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -160,6 +157,14 @@ Try the model:       tightfit predict {folder} "The room was spotless and the st
 Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
                      (a column named text or review, one named label; --text and --label name others)
 Less memory:         add --use slice:size=4 --use checkpoint --use adafactor; tightfit strategies lists them all"""
+
+
+def _job_and_recipe(
+    file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
+) -> tuple[Job, list[str]]:
+    """The job and the strategies: the file's, and what the command line says over it."""
+    values, words = read_job_file(file) if file else ({}, [])
+    return job_from({**values, **settings}, verb), use or words
 
 
 def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:

@@ -45,7 +45,7 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
     from tightfit.weights import load_tokenizer
 
     find_task(job.task)
-    data = _read_data(job)
+    data = read_data(job)
     tokenizer = load_tokenizer(job.model)
     parts = assemble(job, recipe, device, data.labels, tokenizer)
     train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
@@ -65,14 +65,17 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
 
 
 @dataclass(frozen=True)
-class _Data:
+class JobData:
+    """What a job's data brings: labels, columns and the split."""
+
     labels: Labels
     columns: Columns
     split: Split
     notes: tuple[str, ...]
 
 
-def _read_data(job: Job) -> _Data:
+def read_data(job: Job) -> JobData:
+    """Read, clean and split the rows a job names."""
     rows, validation = load_rows(job.data, job.text_columns, job.label)
     if job.validation is not None:
         validation, _ = load_rows(job.validation, rows.columns.text, rows.columns.label)
@@ -81,7 +84,7 @@ def _read_data(job: Job) -> _Data:
         validation = _with_known_labels(validation, labels)
     split = split_rows(rows, validation, job.seed)
     notes = (*rows.notes, *(validation.notes if validation else ()), _about_rows(rows, split, labels), *split.notes)
-    return _Data(labels, rows.columns, split, notes)
+    return JobData(labels, rows.columns, split, notes)
 
 
 def _with_known_labels(validation: Rows, labels: Labels) -> Rows:

@@ -73,12 +73,9 @@ class Trainer(transformers.Trainer):
         """Of epochs with one F1 the one with the lowest loss: small validation sets have many ties."""
         if super()._determine_best_metric(metrics, trial):
             return True
-        best = [
-            e["eval_loss"]
-            for e in self.state.log_history
-            if e["step"] == self.state.best_global_step and "eval_loss" in e
-        ]
-        if metrics["eval_f1"] != self.state.best_metric or metrics["eval_loss"] >= min(best, default=-math.inf):
+        history = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        best = next((e["eval_loss"] for e in history if e["step"] == self.state.best_global_step), -math.inf)
+        if metrics["eval_f1"] != self.state.best_metric or metrics["eval_loss"] >= best:
             return False
         self.state.best_global_step = self.state.global_step
         return True
@@ -108,9 +105,8 @@ class Trainer(transformers.Trainer):
         saved = newest_checkpoint(Path(self.args.output_dir))
         kept = f"{saved} holds the last good weights" if saved else "no checkpoint had been written yet"
         raise LossNotFinite(
-            f"The {what} became {value} at step {self.state.global_step + 1}, so the run stopped before it could spoil "
-            f"the weights; {kept}. Try --learning-rate {self.args.learning_rate / 4:g}, "
-            "or leave out mixed-precision if it is in use."
+            f"The {what} became {value} after {self.state.global_step} good steps, so the run stopped; {kept}. "
+            f"Try --learning-rate {self.args.learning_rate / 4:g}, or leave out mixed-precision if it is in use."
         )
 
 

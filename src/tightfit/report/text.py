@@ -10,11 +10,12 @@ from rich.text import Text
 
 from tightfit.inference import Evaluation, Prediction
 from tightfit.record import Run
+from tightfit.rehearsal.bill import Bill
 from tightfit.strategies import STRATEGIES
-from tightfit.strategy import REQUIRED
+from tightfit.strategy import REQUIRED, Kind
 from tightfit.units import format_bytes, format_count, format_seconds
 
-_BAR = 28
+_BAR = 20
 
 
 def show_run(run: Run, console: Console) -> None:
@@ -38,6 +39,23 @@ def _moments(run: Run) -> Table:
         mark = "← peak" if size == run.measured.peak_bytes else ""
         table.add_row(f"  {moment}", Text(format_bytes(size), justify="right"), bar, mark)
     return table
+
+
+def show_bill(bill: Bill, console: Console) -> None:
+    """Bytes by moment and kind, with a bar that can be read at a glance."""
+    trained = f"{format_count(bill.trainable_parameters)} of {format_count(bill.parameters)} parameters train"
+    console.print(f"peak {format_bytes(bill.peak)} in {bill.moment}, on {bill.device}; {trained}", style="bold")
+    kinds = [kind for kind in Kind if any(sizes[kind] for sizes in bill.moments.values())]
+    table = Table(box=None, pad_edge=False)
+    for heading in ("moment", "all", *(kind.value for kind in kinds), "", ""):
+        table.add_column(heading, justify="left" if heading in ("moment", "") else "right")
+    for moment, sizes in bill.moments.items():
+        total = bill.overhead + sum(sizes.values())
+        bar = Text("█" * max(1, round(_BAR * total / bill.peak)))
+        cells = [format_bytes(sizes[kind]) for kind in kinds]
+        table.add_row(moment, format_bytes(total), *cells, bar, "← peak" if moment == bill.moment else "")
+    console.print(table)
+    console.print(f"{format_bytes(bill.overhead)} of each is the process itself; {bill.worst}.", markup=False)
 
 
 def show_strategies(console: Console) -> None:

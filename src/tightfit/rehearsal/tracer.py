@@ -1,0 +1,47 @@
+"""Tracer: follows every storage that operations make, by weak reference, and writes its life on a tape."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from tightfit.rehearsal.tape import Block, Tape
+from tightfit.strategy import Kind
+
+
+class Tracer(TorchDispatchMode):
+    """Sees what every operation returns. Views share a storage, so storages are followed, not tensors."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self.tape = tape
+        self._alive: dict[int, Block] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in tree_iter(out):
+            if isinstance(value, torch.Tensor):
+                self._follow(value)
+        return out
+
+    def mark(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+        """Say what some tensors are for."""
+        for tensor in tensors:
+            self._follow(tensor).kind = kind
+
+    def _follow(self, tensor: torch.Tensor) -> Block:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        block = self._alive.get(key)
+        if block is None:
+            block = self._alive[key] = self.tape.take(storage.nbytes())
+            weakref.finalize(storage, self._gone, key)
+        return block
+
+    def _gone(self, key: int) -> None:
+        self.tape.give_back(self._alive.pop(key))
