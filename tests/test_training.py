@@ -41,6 +41,28 @@ def test_it_learns_and_says_what_it_did(trained: Path) -> None:
     assert {"torch", "transformers", "tightfit"} <= set(run.versions)
 
 
+def test_what_was_foretold_stands_beside_what_was_measured(trained: Path) -> None:
+    run = load_run(trained)
+    assert run.predicted.peak_bytes == pytest.approx(run.measured.peak_bytes, rel=0.15)
+    assert run.predicted.moments is not None
+    assert {"forward", "backward", "step", "evaluate"} <= set(run.predicted.moments)
+
+
+def test_a_model_that_cannot_be_rehearsed_is_trained(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tightfit import preparation
+
+    def stumble(*args: Any) -> None:
+        raise RuntimeError("an operation without a shape")
+
+    monkeypatch.setattr(preparation, "make_bill", stumble)
+    run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.steps == 1
+    assert run.predicted.peak_bytes is None
+    assert "memory could not be foretold: an operation without a shape" in run.notes
+
+
 def test_the_run_folder_is_a_model_folder(trained: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
 

@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or mps. [default: cuda if there, else cpu]")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. [default: cuda if there, else cpu]")]
 Use = Annotated[list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.", metavar="RUN")]

@@ -38,7 +38,7 @@ def with_job_settings(verb: Callable[..., None]) -> Callable[..., None]:
     parameters = [p.replace(kind=keyword) for p in own]
     wrapped.__signature__ = inspect.Signature([*parameters, *settings])  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in (*parameters, *settings)}
-    del wrapped.__wrapped__  # type: ignore[attr-defined]  # else the verb's own signature would be looked at
+    del wrapped.__wrapped__  # else the verb's own signature would be looked at
     return wrapped
 
 

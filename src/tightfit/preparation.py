@@ -11,9 +11,12 @@ from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device
-from tightfit.errors import DataError
+from tightfit.errors import DataError, RecipeError
 from tightfit.job import Job
 from tightfit.recipe import Recipe
+from tightfit.rehearsal import make_bill
+from tightfit.rehearsal.bill import Bill
+from tightfit.rehearsal.lengths import Lengths
 from tightfit.strategy import Parts
 from tightfit.tasks import find_task
 from tightfit.units import format_count
@@ -35,6 +38,8 @@ class Prepared:
     validation: Tokens
     tokenizer: PreTrainedTokenizerBase
     parts: Parts
+    bill: Bill | None
+    """What it is expected to take, where that can be told."""
     notes: tuple[str, ...]
     """What the user should know before it begins."""
 
@@ -47,9 +52,13 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
     find_task(job.task)
     data = read_data(job)
     tokenizer = load_tokenizer(job.model)
+    train = encode(data.split.train, tokenizer, job.max_length, data.labels)
+    validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
+    bill, unforeseen = _foresee(job, recipe, device, data, tokenizer, Lengths.of(train, validation))
     parts = assemble(job, recipe, device, data.labels, tokenizer)
-    train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
-    validation = encode(data.split.validation, tokenizer, parts.max_length, data.labels).longest_first()
+    if parts.max_length < job.max_length:
+        train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
+        validation = encode(data.split.validation, tokenizer, parts.max_length, data.labels)
     return Prepared(
         job=job,
         recipe=recipe,
@@ -57,11 +66,27 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
         columns=data.columns,
         split=data.split,
         train=train,
-        validation=validation,
+        validation=validation.longest_first(),
         tokenizer=tokenizer,
         parts=parts,
-        notes=(*data.notes, *_about_cut(train, parts.max_length), *parts.notes, _about_training(parts)),
+        bill=bill,
+        notes=(*data.notes, *_about_cut(train, parts.max_length), *parts.notes, *unforeseen, _about_training(parts)),
     )
+
+
+def _foresee(
+    job: Job, recipe: Recipe, device: Device, data: JobData, tokenizer: PreTrainedTokenizerBase, lengths: Lengths
+) -> tuple[Bill | None, tuple[str, ...]]:
+    """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
+    if device.kind != "cpu":
+        return None, ()
+    try:
+        return make_bill(job, recipe, device, data.labels, tokenizer, lengths), ()
+    except RecipeError:
+        raise
+    except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return None, (f"memory could not be foretold: {reason}",)
 
 
 @dataclass(frozen=True)

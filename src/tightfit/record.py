@@ -41,6 +41,8 @@ class Predicted(_Value):
     """What was expected before the first step."""
 
     peak_bytes: int | None = None
+    """None where it could not be foretold."""
+    moments: dict[str, int] | None = None
 
 
 class Data(_Value):

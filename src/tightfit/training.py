@@ -22,6 +22,7 @@ from tightfit.tasks import find_task
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
+    from tightfit.rehearsal.bill import Bill
     from tightfit.trainer import StepClock, Trainer
 
 
@@ -159,12 +160,19 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
         trainable_parameters=parts.trainable_parameters,
         steps=trainer.state.global_step,
         measured=measured,
-        predicted=Predicted(),
+        predicted=_predicted(prepared.bill),
         metrics=_best_metrics(trainer.state.log_history),
         history=trainer.state.log_history,
         notes=list(prepared.notes),
         versions=versions(),
     )
+
+
+def _predicted(bill: Bill | None) -> Predicted:
+    if bill is None:
+        return Predicted()
+    totals = {name: bill.overhead + sum(kinds.values()) for name, kinds in bill.moments.items()}
+    return Predicted(peak_bytes=bill.peak, moments=totals)
 
 
 def _best_metrics(history: list[dict[str, float]]) -> dict[str, float]:

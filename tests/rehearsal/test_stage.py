@@ -104,5 +104,5 @@ def test_a_head_that_looks_at_the_data_is_refused_by_name(folder: Path, tiny_mod
 
     for file in tiny_model.glob("*token*"):
         shutil.copy(file, folder)
-    with pytest.raises(ModelError, match="looks at the data.*unique_consecutive"):
+    with pytest.raises(ModelError, match=r"looks at the data.*unique_consecutive"):
         rehearse(Job(model=str(folder), data=str(reviews), max_length=32))

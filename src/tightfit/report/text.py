@@ -28,16 +28,22 @@ def show_run(run: Run, console: Console) -> None:
     per_step = run.measured.seconds_per_step
     pace = f", {format_seconds(per_step)} a step" if per_step else ""
     console.print(f"time      {format_seconds(run.measured.seconds)}{pace}")
-    console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}")
+    foretold = run.predicted.peak_bytes
+    beside = f", foretold {format_bytes(foretold)}" if foretold else ""
+    console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}{beside}")
     console.print(_moments(run))
 
 
 def _moments(run: Run) -> Table:
-    table = Table.grid(padding=(0, 2))
+    table = Table(box=None, pad_edge=False)
+    for heading in ("  moment", "measured", "foretold", "", ""):
+        table.add_column(heading, justify="right" if heading in ("measured", "foretold") else "left")
+    foretold = run.predicted.moments or {}
     for moment, size in run.measured.moments.items():
         bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
         mark = "← peak" if size == run.measured.peak_bytes else ""
-        table.add_row(f"  {moment}", Text(format_bytes(size), justify="right"), bar, mark)
+        before = format_bytes(foretold[moment]) if moment in foretold else "–"
+        table.add_row(f"  {moment}", format_bytes(size), before, bar, mark)
     return table
 
 
