@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import statistics
 import sys
 from pathlib import Path
 
@@ -22,8 +21,12 @@ HEADINGS = {
         "zh": ("策略", "对结果的影响", "省下的内存", "作用（英文）"),
     },
     "quality": {
-        "en": ("", "F1 (mean of seeds)", "F1 of each seed"),
-        "zh": ("", "F1（各种子平均）", "每个种子的 F1"),
+        "en": ("", "F1 of seeds 1, 2, …"),
+        "zh": ("", "种子 1、2……的 F1"),
+    },
+    "memory": {
+        "en": ("model", "recipe", "foretold", "measured", "error"),
+        "zh": ("模型", "配方", "预测", "实测", "误差"),
     },
 }
 
@@ -75,9 +78,25 @@ def quality(language: str) -> str:
     rows = []
     for name, runs in record["runs"].items():
         shown = name if name == "transformers.Trainer" else f"tightfit, `{name}`"
-        each = ", ".join(f"{run['f1']:.4f}" for run in runs["each"])
-        rows.append((shown, f"{statistics.mean(run['f1'] for run in runs['each']):.4f}", each))
-    return table(HEADINGS["quality"][language], rows)
+        rows.append((shown, ", ".join(f"{run['f1']:.4f}" for run in runs["each"])))
+    noise = f"{record['seed_noise']:.4f}"
+    below = (
+        f"\n基线各种子之间的差距：{noise}。\n" if language == "zh" else f"\nThe baseline's seeds differ by {noise}.\n"
+    )
+    return table(HEADINGS["quality"][language], rows) + below
+
+
+def memory(language: str) -> str:
+    from tightfit.units import format_bytes
+
+    rows = []
+    for run in json.loads((RECORDS / "memory.json").read_text("utf-8"))["runs"]:
+        error = run["predicted"] / run["measured"] - 1
+        sizes = format_bytes(run["predicted"]), format_bytes(run["measured"])
+        rows.append(
+            (f"{run['model']}, {run['batch']} × {run['length']}", f"`{run['recipe']}`", *sizes, f"{error:+.1%}")
+        )
+    return table(HEADINGS["memory"][language], rows)
 
 
 def step(language: str) -> str:
@@ -101,7 +120,7 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-BLOCKS = {"strategies": strategies, "tree": tree, "quality": quality, "step": step}
+BLOCKS = {"strategies": strategies, "tree": tree, "quality": quality, "memory": memory, "step": step}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,7 +15,7 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategy import REQUIRED, Kind
 from tightfit.units import format_bytes, format_count, format_seconds
 
-_BAR = 20
+_BAR = 14
 
 
 def show_run(run: Run, console: Console) -> None:
@@ -51,10 +51,11 @@ def show_bill(bill: Bill, console: Console) -> None:
     """Bytes by moment and kind, with a bar that can be read at a glance."""
     trained = f"{format_count(bill.trainable_parameters)} of {format_count(bill.parameters)} parameters train"
     console.print(f"peak {format_bytes(bill.peak)} in {bill.moment}, on {bill.device}; {trained}", style="bold")
-    kinds = [kind for kind in Kind if any(sizes[kind] for sizes in bill.moments.values())]
+    largest = {kind: max(sizes[kind] for sizes in bill.moments.values()) for kind in Kind}
+    kinds = [kind for kind in Kind if largest[kind] > bill.peak / 1000]
     table = Table(box=None, pad_edge=False)
     for heading in ("moment", "all", *(kind.value for kind in kinds), "", ""):
-        table.add_column(heading, justify="left" if heading in ("moment", "") else "right")
+        table.add_column(heading, justify="left" if heading in ("moment", "") else "right", no_wrap=heading == "")
     for moment, sizes in bill.moments.items():
         total = bill.overhead + sum(sizes.values())
         bar = Text("█" * max(1, round(_BAR * total / bill.peak)))
