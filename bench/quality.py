@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def plan() -> list[tuple[str, int]]:
-    """Seed by seed, ours and theirs in turn; the last seed of the baseline first, since it gives the noise."""
+    """The first seed of all, then the baseline's others, which give the noise, then the rest."""
     runs = [(rung, seed) for seed in SEEDS for rung in (BASELINE, *RUNGS)]
-    return sorted(runs, key=lambda run: (run[1] == SEEDS[-1], run[1] == SEEDS[-1] and run[0] != BASELINE))
+    return sorted(runs, key=lambda run: run[1] != SEEDS[0] and (1 if run[0] == BASELINE else 2))
 
 
 def earlier(rows: int | None) -> dict[str, list[dict[str, float]]]:
