@@ -130,7 +130,7 @@ def test_predict_pairs(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     code, out, _ = run("predict", tmp_path / "run", "clean room", "kind staff", "dirty", "rude", "--json")
     assert code == 0
     assert [answer["text"] for answer in json.loads(out)["predictions"]] == ["clean room + kind staff", "dirty + rude"]
-    refused(run("predict", tmp_path / "run", "clean room"), "do not make pairs", None)
+    expect_refused(run("predict", tmp_path / "run", "clean room"), "do not make pairs", None)
 
 
 def test_a_folder_of_files_is_evaluated_and_labelled_row_by_row(run: Run, tiny_model: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_weights_of_another_shape_are_refused(run: Run, tiny_model: Path, review
     model = model_without(tiny_model, tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "hidden_size": 16}))
-    refused(run(*quick(model, reviews, tmp_path / "run")), "are not those of its config", tmp_path / "run")
+    expect_refused(run(*quick(model, reviews, tmp_path / "run")), "are not those of its config", tmp_path / "run")
 
 
 def test_resume_is_the_same_run_or_none(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_resume_is_the_same_run_or_none(run: Run, tiny_model: Path, reviews: Pat
     train = quick(tiny_model, reviews, folder)
     assert run(*train, "--json")[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    refused(run(*train, "--resume", "--seed", 1), "seed is 1 and was 42", None)
-    refused(run(*train, "--resume", "--use", "adafactor"), "the recipe was 'plain' and is 'adafactor'", None)
-    refused(run(*train, "--resume", "--use", "freeze"), "the recipe was 'plain' and is 'freeze'", None)
+    expect_refused(run(*train, "--resume", "--seed", 1), "seed is 1 and was 42", None)
+    expect_refused(run(*train, "--resume", "--use", "adafactor"), "the recipe was 'plain' and is 'adafactor'", None)
+    expect_refused(run(*train, "--resume", "--use", "freeze"), "the recipe was 'plain' and is 'freeze'", None)
     code, _, err = run(*train, "--resume")
     assert code == 0
     assert "is finished" in err
     reviews.write_text(reviews.read_text() + "1,one more row\n")
-    refused(run(*train, "--resume", "--epochs", 2), "The data has changed", None)
+    expect_refused(run(*train, "--resume", "--epochs", 2), "The data has changed", None)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
@@ -232,8 +232,8 @@ def test_rehearse(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> 
     code, out, _ = run(*words)
     assert code == 0
     assert "← peak" in out
-    refused(run(*words, "--device", "mps"), "--device cpu", None)
-    refused(run("rehearse", "--model", tiny_model), "--data is missing", None)
+    expect_refused(run(*words, "--device", "mps"), "--device cpu", None)
+    expect_refused(run("rehearse", "--model", tiny_model), "--data is missing", None)
 
 
 def test_strategies_are_listed(run: Run) -> None:
@@ -263,13 +263,13 @@ BAD_FILES = {
 def test_bad_files(run: Run, tiny_model: Path, tmp_path: Path, name: str) -> None:
     content, says = BAD_FILES[name]
     (tmp_path / "bad.csv").write_text(content, "utf-8")
-    refused(run(*quick(tiny_model, tmp_path / "bad.csv", tmp_path / "run")), says, tmp_path / "run")
+    expect_refused(run(*quick(tiny_model, tmp_path / "bad.csv", tmp_path / "run")), says, tmp_path / "run")
 
 
 def test_bytes_that_are_no_text(run: Run, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_bytes(b"label,review\n1,\xff\xfe\xff\xff\xff\n")
     says = "neither utf-8 nor gb18030 (first bad byte on line 2)"
-    refused(run(*quick(tiny_model, tmp_path / "bad.csv", tmp_path / "run")), says, tmp_path / "run")
+    expect_refused(run(*quick(tiny_model, tmp_path / "bad.csv", tmp_path / "run")), says, tmp_path / "run")
 
 
 BAD_WORDS = {
@@ -315,7 +315,7 @@ BAD_WORDS = {
 def test_bad_words(run: Run, tiny_model: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "good.csv").write_text(GOOD_FILE, "utf-8")
     words, says = BAD_WORDS[name]
-    refused(run(*quick(tiny_model, tmp_path / "good.csv", tmp_path / "run"), *words), says, tmp_path / "run")
+    expect_refused(run(*quick(tiny_model, tmp_path / "good.csv", tmp_path / "run"), *words), says, tmp_path / "run")
 
 
 def model_without(tiny_model: Path, target: Path, *patterns: str) -> Path:
@@ -337,21 +337,21 @@ def test_half_a_model(
     run: Run, tiny_model: Path, reviews: Path, tmp_path: Path, patterns: list[str], says: str
 ) -> None:
     model = model_without(tiny_model, tmp_path / "model", *patterns)
-    refused(run(*quick(model, reviews, tmp_path / "run")), says, tmp_path / "run")
+    expect_refused(run(*quick(model, reviews, tmp_path / "run")), says, tmp_path / "run")
 
 
 @pytest.mark.parametrize("content", ["{broken", "[]", '{"model_type": "nothing-known"}'])
 def test_a_broken_config(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path, content: str) -> None:
     model = model_without(tiny_model, tmp_path / "model")
     (model / "config.json").write_text(content)
-    refused(run(*quick(model, reviews, tmp_path / "run")), "cannot be loaded", tmp_path / "run")
+    expect_refused(run(*quick(model, reviews, tmp_path / "run")), "cannot be loaded", tmp_path / "run")
 
 
 def test_torn_weights(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     model = model_without(tiny_model, tmp_path / "model")
     content = (model / "model.safetensors").read_bytes()
     (model / "model.safetensors").write_bytes(content[: len(content) // 2])
-    refused(run(*quick(model, reviews, tmp_path / "run")), "cannot be loaded", tmp_path / "run")
+    expect_refused(run(*quick(model, reviews, tmp_path / "run")), "cannot be loaded", tmp_path / "run")
 
 
 def test_a_pickle_is_not_run(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_pickle_is_not_run(run: Run, tiny_model: Path, reviews: Path, tmp_path
 
     model = model_without(tiny_model, tmp_path / "model", "*.safetensors")
     torch.save({"weight": Trap()}, model / "pytorch_model.bin")
-    refused(run(*quick(model, reviews, tmp_path / "run")), "convert them to safetensors", tmp_path / "run")
+    expect_refused(run(*quick(model, reviews, tmp_path / "run")), "convert them to safetensors", tmp_path / "run")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -381,7 +381,7 @@ def test_a_pickle_is_not_run(run: Run, tiny_model: Path, reviews: Path, tmp_path
 def test_bad_job_files(run: Run, tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "job.yaml").write_text(content)
     model = ["--model", "a", "--data", "b"] if "epochs" in content else []
-    refused(run("train", tmp_path / "job.yaml", "--out", tmp_path / "run", *model), says, tmp_path / "run")
+    expect_refused(run("train", tmp_path / "job.yaml", "--out", tmp_path / "run", *model), says, tmp_path / "run")
 
 
 def test_an_output_that_cannot_be(run: Run, tiny_model: Path, reviews: Path) -> None:
@@ -392,20 +392,24 @@ def test_an_output_that_cannot_be(run: Run, tiny_model: Path, reviews: Path) -> 
 
 
 def test_a_data_file_in_the_place_of_a_job(run: Run, reviews: Path) -> None:
-    refused(run("train", reviews), "--data", None)
+    expect_refused(run("train", reviews), "--data", None)
 
 
 def test_a_folder_in_use(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    refused(run(*quick(tiny_model, reviews, tmp_path)), "add --resume to go on with it, or give another --out", None)
+    expect_refused(
+        run(*quick(tiny_model, reviews, tmp_path)), "add --resume to go on with it, or give another --out", None
+    )
 
 
 def test_predict_wants_something_to_label(run: Run, trained: Path, tmp_path: Path) -> None:
-    refused(run("predict", trained), "Give either texts", None)
-    refused(run("predict", trained, "--data", "a.csv"), "--data and --out go together", None)
-    refused(run("predict", tmp_path, "text"), "is not a finished run", None)
+    expect_refused(run("predict", trained), "Give either texts", None)
+    expect_refused(run("predict", trained, "--data", "a.csv"), "--data and --out go together", None)
+    expect_refused(run("predict", tmp_path, "text"), "is not a finished run", None)
     (tmp_path / "there.csv").write_text("mine")
-    refused(run("predict", trained, "--data", "a.csv", "--out", tmp_path / "there.csv"), "is there already", None)
+    expect_refused(
+        run("predict", trained, "--data", "a.csv", "--out", tmp_path / "there.csv"), "is there already", None
+    )
     assert (tmp_path / "there.csv").read_text() == "mine"
 
 
@@ -414,10 +418,10 @@ def test_evaluate_on_nothing_but_training_rows(run: Run, trained: Path, tmp_path
 
     assert len(np.load(trained / "split" / "train.npy")) == 54
     (tmp_path / "a.csv").write_text("label,review\nx,one\ny,two\n", "utf-8")
-    refused(run("evaluate", trained, "--data", tmp_path / "a.csv"), "no row left to evaluate on", None)
+    expect_refused(run("evaluate", trained, "--data", tmp_path / "a.csv"), "no row left to evaluate on", None)
 
 
-def refused(answer: Answer, says: str, folder: Path | None) -> None:
+def expect_refused(answer: Answer, says: str, folder: Path | None) -> None:
     """Exit code 2, one line that says it, no traceback, nothing printed as a result, nothing written."""
     code, out, err = answer
     assert says in err
