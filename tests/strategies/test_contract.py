@@ -28,7 +28,7 @@ EXAMPLES = {
     "max-length": "max-length:tokens=8",
 }
 STEPS = 40
-SAME, CLOSE = 1e-4, 0.1  # how far losses, and what was learnt of them, may be apart, relative
+SAME, CLOSE = 1e-5, 0.1  # how far losses, and what was learnt of them, may be apart, relative
 
 
 @dataclass(frozen=True)
