@@ -1,7 +1,8 @@
 """The C allocator: made to give freed tensors back at once.
 
-glibc keeps what is freed for later: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and
-at 2.6 GB with both thresholds at 1 MB, no slower (docs/log.md).
+glibc keeps what is freed for later: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at
+2.6 GB with both thresholds at 1 MB. At 128 KB the tensors of short slices go back too, and a rehearsal can tell the
+peak to a percent or two. Small models pay for it with time (docs/log.md).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ctypes
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-_THRESHOLD = 1 << 20
+THRESHOLD = 128 << 10
 
 
 def give_back_freed_memory() -> bool:
@@ -20,4 +21,4 @@ def give_back_freed_memory() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    return all(libc.mallopt(option, _THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
+    return all(libc.mallopt(option, THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))

@@ -1,4 +1,4 @@
-"""Device: where the training runs, and which number formats it knows."""
+"""Device: where the training runs, or would run, and what it can do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KINDS = ("cpu", "cuda", "mps")
 
 @dataclass(frozen=True)
 class Device:
-    """This machine's processor or one of its cards."""
+    """This machine's processor, one of its cards, or a card that is only planned for."""
 
     name: str
     """As torch writes it: cpu, cuda:0, mps."""
@@ -19,6 +19,12 @@ class Device:
     """As a person would say it."""
     bf16: bool
     fp16: bool
+    memory: int | None = None
+    """Bytes there are; None if unknown."""
+    context: int = 0
+    """Bytes a card's driver takes before any tensor."""
+    compute: int = 0
+    """A CUDA card's compute capability, as 86 for 8.6."""
 
     @property
     def kind(self) -> str:
@@ -27,25 +33,59 @@ class Device:
 
 
 def find_device(word: str | None = None) -> Device:
-    """The device a user named, or the best one here."""
+    """The device of this machine that a user named, or the best one here."""
     import torch
 
     word = word or ("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = word.partition(":")
     if kind not in KINDS or (index and not index.isdigit()):
-        raise BadInput(f"There is no device '{word}': {suggest(kind, KINDS)}")
+        raise BadInput(_no_such_device(word))
     if kind == "cuda":
         return _cuda(int(index or 0))
     if kind == "mps":
-        if not torch.backends.mps.is_available():
-            raise BadInput("torch sees no Apple GPU here: use --device cpu.")
-        return Device("mps", "Apple GPU", bf16=True, fp16=True)
+        return _mps()
+    return _cpu()
+
+
+def find_device_or_card(word: str | None = None) -> Device:
+    """A device of this machine, or a card by its name that need not be here: for rehearsing, not for training."""
+    from tightfit.cards import CARDS, find_card
+
+    word = word or "cpu"
+    if card := find_card(word):
+        return card
+    if word.partition(":")[0] in KINDS:
+        return find_device(word)
+    raise BadInput(f"There is no device '{word}': {suggest(word, [*KINDS, *CARDS])}")
+
+
+def _no_such_device(word: str) -> str:
+    from tightfit.cards import find_card
+
+    if card := find_card(word):
+        return f"'{card.title}' can be rehearsed for; training runs on this machine: use --device cuda or cpu."
+    return f"There is no device '{word}': {suggest(word, KINDS)}"
+
+
+def _cpu() -> Device:
+    import psutil
+
     # torch computes bf16 on every CPU; fp16 needs a gradient scaler that exists for cards only.
-    return Device("cpu", "this machine's CPU", bf16=True, fp16=False)
+    return Device("cpu", "this machine's CPU", bf16=True, fp16=False, memory=psutil.virtual_memory().total)
+
+
+def _mps() -> Device:
+    import torch
+
+    if not torch.backends.mps.is_available():
+        raise BadInput("torch sees no Apple GPU here: use --device cpu.")
+    return Device("mps", "Apple GPU", bf16=True, fp16=True, memory=torch.mps.recommended_max_memory())
 
 
 def _cuda(index: int) -> Device:
     import torch
+
+    from tightfit.cards import CUDA_CONTEXT
 
     count = torch.cuda.device_count()
     if index >= count:
@@ -55,5 +95,13 @@ def _cuda(index: int) -> Device:
         raise BadInput(
             f"Set CUDA_VISIBLE_DEVICES={index} and use --device cuda: transformers trains on the first card."
         )
-    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return Device(f"cuda:{index}", torch.cuda.get_device_name(index), bf16=bf16, fp16=True)
+    about = torch.cuda.get_device_properties(index)
+    return Device(
+        f"cuda:{index}",
+        about.name,
+        bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+        fp16=True,
+        memory=about.total_memory,
+        context=CUDA_CONTEXT,
+        compute=10 * about.major + about.minor,
+    )

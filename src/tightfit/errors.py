@@ -55,6 +55,7 @@ class LossNotFinite(RunFailed):
 def suggest(word: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown word: the nearest known one, then all of them."""
     known = list(known)
-    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
+    spelled = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5)
+    hint = f"did you mean '{spelled[near[0]]}'? " if near else ""
     return f"{hint}There are: {', '.join(known)}."

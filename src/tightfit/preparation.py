@@ -14,7 +14,6 @@ from tightfit.device import Device
 from tightfit.errors import DataError, RecipeError
 from tightfit.job import Job
 from tightfit.recipe import Recipe
-from tightfit.rehearsal import make_bill
 from tightfit.rehearsal.bill import Bill
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.strategy import Parts
@@ -54,7 +53,7 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
     tokenizer = load_tokenizer(job.model)
     train = encode(data.split.train, tokenizer, job.max_length, data.labels)
     validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
-    bill, unforeseen = _foresee(job, recipe, device, data, tokenizer, Lengths.of(train, validation))
+    bill, unforeseen = _foresee(job, recipe, device, data, tokenizer, Lengths.of(job, train, validation))
     parts = assemble(job, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
@@ -78,10 +77,10 @@ def _foresee(
     job: Job, recipe: Recipe, device: Device, data: JobData, tokenizer: PreTrainedTokenizerBase, lengths: Lengths
 ) -> tuple[Bill | None, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
-    if device.kind != "cpu":
-        return None, ()
+    from tightfit.rehearsal.rehearsal import Rehearsal
+
     try:
-        return make_bill(job, recipe, device, data.labels, tokenizer, lengths), ()
+        return Rehearsal(job, device, data.labels, tokenizer, lengths).bill(recipe), ()
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run

@@ -40,6 +40,7 @@ class Kind(str, Enum):
     ACTIVATIONS = "activations"
     INPUTS = "inputs"
     TEMPORARY = "temporary"
+    ALLOCATOR = "allocator"  # taken from the device and held without a use
 
 
 class Precision(str, Enum):
@@ -99,6 +100,8 @@ class Strategy(ABC):
     """One sentence for the list of strategies."""
     chooses: ClassVar[str | None] = None
     """A part that only one strategy of a recipe may choose."""
+    shapes_only: ClassVar[bool] = False
+    """Whether it changes nothing but how many rows and tokens go through the model at once."""
 
     @abstractmethod
     def apply(self, parts: Parts) -> Parts:

@@ -47,7 +47,9 @@ def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights
 
     with _clear_errors(name, "weights"), _quiet_transformers():
         if random_weights:
-            return head.from_config(config, trust_remote_code=False, dtype=torch.float32)
+            model = head.from_config(config, trust_remote_code=False, dtype=torch.float32)
+            model.tie_weights()  # transformers leaves it out when it draws no first values, as in a rehearsal
+            return model
         model, report = head.from_pretrained(
             name,
             config=config,

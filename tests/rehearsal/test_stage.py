@@ -13,14 +13,17 @@ from parts import CPU
 from tightfit import Job
 from tightfit.data.labels import Labels
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import moments_of
+from tightfit.rehearsal.bill import MOMENTS, moments_of
 from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.stage import Performance, play
+from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.rehearsal.sizes import fixed_sizes
+from tightfit.rehearsal.stage import Extents, play
+from tightfit.rehearsal.timeline import Timeline
 from tightfit.strategy import Kind
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 LABELS = Labels(("a", "b", "c"))
-LENGTHS = Lengths(train=(24, 24, 20, 20, 20, 16, 9, 5), validation=(22, 18, 7))
+EXTENTS = Extents(((3, 24), (2, 20)), ((3, 22),))
 RECIPES = [
     "",
     "slice:size=3",
@@ -33,12 +36,25 @@ RECIPES = [
     "adamw:fused=false",
     "slice:size=2 checkpoint adafactor",
 ]
+Moments = dict[str, dict[Kind, int]]
 
 
-def performance(folder: Path, recipe: str = "", *, shapes_only: bool = True) -> Performance:
-    job = Job(model=str(folder), data="none", batch_size=8, max_length=24)
+def job_of(folder: Path) -> Job:
+    return Job(model=str(folder), data="none", batch_size=8, max_length=24)
+
+
+def played(folder: Path, recipe: str = "", extents: Extents = EXTENTS, *, shapes_only: bool = True) -> Moments:
     words = Recipe.parse(recipe.split())
-    return play(job, words, CPU, LABELS, TOKENIZER, LENGTHS, shapes_only=shapes_only)
+    tape = play(job_of(folder), words, CPU, LABELS, TOKENIZER, extents, shapes_only=shapes_only).tape
+    return moments_of(Timeline.of(tape, fixed_sizes(tape)), CPU, [*extents.slices, *extents.evaluation])
+
+
+def billed(folder: Path, recipe: str, lengths: Lengths) -> Moments:
+    return Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, lengths).bill(Recipe.parse(recipe.split())).moments
+
+
+def total(kinds: dict[Kind, int]) -> int:
+    return sum(kinds.values())
 
 
 @pytest.fixture
@@ -49,28 +65,40 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str) -> None:
-    foretold = moments_of(performance(folder, recipe).tape)
-    found = moments_of(performance(folder, recipe, shapes_only=False).tape)
-    assert foretold.keys() == found.keys()
+    foretold, found = played(folder, recipe), played(folder, recipe, shapes_only=False)
+    assert set(foretold) == set(found) == set(MOMENTS)
     for moment, kinds in found.items():
-        assert sum(foretold[moment].values()) == pytest.approx(sum(kinds.values()), rel=0.01), moment
+        assert total(foretold[moment]) == pytest.approx(total(kinds), rel=0.01), moment
 
 
-@pytest.mark.parametrize("folder", [name for name in CONFIGS if name != "T5"], indirect=True)
+@pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
 def test_every_architecture_is_rehearsed(folder: Path) -> None:
-    foretold = moments_of(performance(folder).tape)
-    found = moments_of(performance(folder, shapes_only=False).tape)
-    assert {"load", "forward", "backward", "step", "evaluate", "save", "load-best"} == set(foretold)
+    foretold, found = played(folder), played(folder, shapes_only=False)
+    assert set(foretold) == set(MOMENTS)
     for moment in ("forward", "backward", "step"):
-        assert sum(foretold[moment].values()) == pytest.approx(sum(found[moment].values()), rel=0.02), moment
+        assert total(foretold[moment]) == pytest.approx(total(found[moment]), rel=0.02), moment
+
+
+@pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
+@pytest.mark.parametrize("recipe", ["", "slice:size=3", "slice:size=1 checkpoint", "slice:size=2 max-length:tokens=11"])
+def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> None:
+    lengths = Lengths.uniform(8, 23)
+    parts = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, lengths)._play(Recipe.parse(recipe.split()))
+    assert parts.for_all
+    shapes = lengths.worst(parts.parts)
+    exact = played(folder, recipe, Extents(shapes.slices, [shapes.evaluation]))
+    foretold = billed(folder, recipe, lengths)
+    for moment, kinds in exact.items():
+        assert total(foretold[moment]) == pytest.approx(total(kinds), rel=0.01), moment
 
 
 def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> None:
-    played = performance(folder)
-    kinds, count = moments_of(played.tape)["step"], played.parts.parameters
-    assert kinds[Kind.WEIGHTS] == pytest.approx(4 * count, rel=0.02)
-    assert kinds[Kind.GRADIENTS] == 4 * count
-    assert kinds[Kind.OPTIMIZER_STATE] == pytest.approx(8 * count, rel=0.02)
+    rehearsal = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, Lengths.uniform(8, 24))
+    bill = rehearsal.bill(Recipe())
+    kinds = bill.moments["step"]
+    assert kinds[Kind.WEIGHTS] == pytest.approx(4 * bill.parameters, rel=0.02)
+    assert kinds[Kind.GRADIENTS] == 4 * bill.parameters
+    assert kinds[Kind.OPTIMIZER_STATE] == pytest.approx(8 * bill.parameters, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -84,25 +112,41 @@ def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> N
     ],
 )
 def test_each_rung_saves_where_it_says(folder: Path, recipe: str, kind: Kind, moment: str) -> None:
-    plain, used = (moments_of(performance(folder, words).tape) for words in ("", recipe))
+    lengths = Lengths.uniform(8, 24)
+    plain, used = (billed(folder, words, lengths) for words in ("", recipe))
     assert used[moment][kind] < 0.7 * plain[moment][kind]
 
 
-def test_the_data_decides_the_worst_slice(folder: Path) -> None:
-    assert performance(folder, "slice:size=3").shapes.slices == ((3, 24), (3, 20))
-    assert performance(folder, "slice:size=3 max-length:tokens=8").shapes.slices == ((3, 8), (3, 8))
-    assert performance(folder).shapes.evaluation == (3, 22)
-
-
-@pytest.mark.parametrize("folder", ["T5"], indirect=True)
-def test_a_head_that_looks_at_the_data_is_refused_by_name(folder: Path, tiny_model: Path, reviews: Path) -> None:
-    """T5's classifier counts end tokens; a rehearsal has none to count."""
+def test_what_cannot_be_rehearsed_can_be_tried_out(tmp_path: Path, tiny_model: Path, reviews: Path) -> None:
+    """A mixture of experts runs a kernel that knows no fp32 without data."""
     import shutil
+
+    from transformers import MixtralConfig
 
     from tightfit import rehearse
     from tightfit.errors import ModelError
 
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = MixtralConfig(vocab_size=99, num_key_value_heads=2, num_local_experts=2, **shape)
+    config.save_pretrained(tmp_path / "experts")
     for file in tiny_model.glob("*token*"):
-        shutil.copy(file, folder)
-    with pytest.raises(ModelError, match=r"looks at the data.*unique_consecutive"):
-        rehearse(Job(model=str(folder), data=str(reviews), max_length=32))
+        shutil.copy(file, tmp_path / "experts")
+    job = Job(model=str(tmp_path / "experts"), data=str(reviews), max_length=32)
+    with pytest.raises(ModelError, match=r"cannot be rehearsed: .*--probe"):
+        rehearse(job)
+    bill = rehearse(job, probe=True)
+    assert bill.moments["step"][Kind.OPTIMIZER_STATE] == pytest.approx(8 * bill.parameters, rel=0.02)
+
+
+def test_the_operation_that_looks_at_the_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertForSequenceClassification
+
+    from tightfit.errors import ModelError
+
+    def forward(self: Any, input_ids: Any, **rest: Any) -> Any:
+        return self.classifier(self.dropout(input_ids.nonzero().float()))
+
+    small_config("Bert").save_pretrained(tmp_path)
+    monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
+    with pytest.raises(ModelError, match=r"looks at the data \(aten.nonzero.default\)"):
+        billed(tmp_path, "", Lengths.uniform(8, 24))

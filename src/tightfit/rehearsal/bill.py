@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tightfit.rehearsal.tape import KINDS, Tape
+from tightfit.device import Device
+from tightfit.rehearsal.replay import held_over_time
+from tightfit.rehearsal.sizes import Extent
+from tightfit.rehearsal.timeline import KINDS, Timeline
 from tightfit.strategy import Kind
 
 MOMENTS = ("load", "forward", "backward", "step", "evaluate", "save", "load-best")
@@ -19,7 +23,7 @@ class Bill:
     """Bytes of each kind at the moment's highest instant."""
     overhead: int
     """What is there without any tensor: the process and its libraries, or a card's context."""
-    device: str
+    device: Device
     parameters: int
     trainable_parameters: int
     worst: str
@@ -32,8 +36,22 @@ class Bill:
 
     @property
     def moment(self) -> str:
-        """When that is."""
-        return max(self.moments, key=lambda name: sum(self.moments[name].values()))
+        """When that is; a card's allocator keeps what it took, so of several the one that uses most."""
+        totals = {name: sum(kinds.values()) for name, kinds in self.moments.items()}
+        return max(self.moments, key=lambda name: (totals[name], -self.moments[name][Kind.ALLOCATOR]))
+
+    @property
+    def error_band(self) -> tuple[int, int]:
+        """From the least to the most that measured runs say the peak may be."""
+        from tightfit.rehearsal.accuracy import accuracy_on
+
+        low, high = accuracy_on(self.device)
+        return round(self.peak * low), round(self.peak * high)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has that much, the error band included; None if its size is unknown."""
+        return None if self.device.memory is None else self.error_band[1] <= self.device.memory
 
     def to_json(self) -> dict[str, Any]:
         """The bill for scripts."""
@@ -41,25 +59,29 @@ class Bill:
             "peak_bytes": self.peak,
             "moment": self.moment,
             "bill": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in self.moments.items()},
-            "device": self.device,
+            "device": self.device.title,
+            "device_bytes": self.device.memory,
+            "fits": self.fits,
             "overhead_bytes": self.overhead,
+            "error_band": list(self.error_band),
             "trainable_parameters": self.trainable_parameters,
             "parameters": self.parameters,
             "worst": self.worst,
         }
 
 
-def moments_of(tape: Tape) -> dict[str, dict[Kind, int]]:
-    """The highest instant of every moment, split by kind."""
-    over_time = tape.bytes_over_time()
-    total = over_time.sum(axis=1)
-    highest: dict[str, int] = {}
-    for name, start, end in tape.spans():
-        tick = start + int(total[start : end + 1].argmax())
-        if name in MOMENTS and total[tick] >= total[highest.get(name, tick)]:
-            highest[name] = tick
-    return {
-        name: {kind: int(size) for kind, size in zip(KINDS, over_time[highest[name]], strict=True)}
-        for name in MOMENTS
-        if name in highest
-    }
+def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | None]) -> dict[str, dict[Kind, int]]:
+    """Every moment's highest instant by kind; what the allocator holds beyond that is a kind of its own."""
+    sizes, spans = timeline.read(extents)
+    live = timeline.live(sizes)
+    total, held = live.sum(axis=1), held_over_time(device, timeline, sizes)
+    moments: dict[str, dict[Kind, int]] = {}
+    for name in MOMENTS:
+        stretches = [slice(span.start, span.end + 1) for span in spans if span.moment == name]
+        if not stretches:
+            continue
+        highest = max((part.start + int(total[part].argmax()) for part in stretches), key=lambda tick: total[tick])
+        kinds = {kind: int(size) for kind, size in zip(KINDS, live[highest], strict=True)}
+        kinds[Kind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
+        moments[name] = kinds
+    return moments

@@ -1,42 +1,71 @@
-"""Lengths: the worst that the sampler can really make of the data, which is rarely the longest text allowed."""
+"""Lengths: the worst slice that the sampler really makes of the data, which is rarely the longest text allowed."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from tightfit.data.order import batches_of
 from tightfit.data.tokens import Tokens
+from tightfit.job import Job
+from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.strategy import Parts
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Rows × tokens of the two largest slices of a batch, and of the largest batch of the evaluation."""
+    """Rows and tokens of the two largest slices of a training, and of the largest batch of the evaluation."""
 
-    slices: tuple[tuple[int, int], ...]
-    evaluation: tuple[int, int]
+    slices: tuple[Extent, ...]
+    evaluation: Extent
+    batch: int = 1
+    """Which batch holds the first of them, counted from 1."""
+    batches: int = 1
 
     def __str__(self) -> str:
-        first = " × ".join(str(number) for number in self.slices[0])
-        return f"the worst slice the data can make has {first} tokens"
+        rows, length = self.slices[0]
+        return f"the largest slice is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the texts are, longest first."""
+    """How long the texts of each batch are."""
 
-    train: tuple[int, ...]
+    batches: Numbers
+    """A row for each batch, longest text first; 0 where the batch has fewer rows."""
     validation: tuple[int, ...]
+    """Longest first."""
+    evaluations: int = 2
+    """How often the model is evaluated; after the first time an earlier one may turn out the best."""
 
     @classmethod
-    def of(cls, train: Tokens, validation: Tokens) -> Lengths:
-        return cls(tuple(sorted(train.lengths, reverse=True)), tuple(sorted(validation.lengths, reverse=True)))
+    def of(cls, job: Job, train: Tokens, validation: Tokens) -> Lengths:
+        """The batches as the seed deals them out."""
+        lengths, size = np.array(train.lengths), min(job.batch_size, len(train))
+        rows = [np.sort(lengths[batch])[::-1] for batch in batches_of(job, len(lengths))]
+        padded = np.array([np.pad(row, (0, size - len(row))) for row in rows])
+        evaluations = math.ceil(len(rows) / math.ceil(len(lengths) / job.batch_size))
+        return cls(padded, tuple(sorted(validation.lengths, reverse=True)), evaluations)
+
+    @classmethod
+    def uniform(cls, rows: int, length: int) -> Lengths:
+        """One batch of texts that are all as long as allowed."""
+        return cls(np.full((1, rows), length), (length,) * rows)
 
     def worst(self, parts: Parts) -> Shapes:
-        """The slices of a batch that holds the longest rows of all; a second one meets the gradients of the first."""
-        batch = min(parts.batch_size, len(self.train))
-        starts = range(0, batch, parts.slice_rows)[:2]
+        """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first."""
+        size = self.batches.shape[1]
+        starts = range(0, size, parts.slice_rows)[:2]
         slices = tuple(
-            (min(parts.slice_rows, batch - start), min(self.train[start], parts.max_length)) for start in starts
+            (min(parts.slice_rows, size - start), self._longest(start, parts.max_length)) for start in starts
         )
         rows = min(parts.evaluation_rows, len(self.validation))
-        return Shapes(slices, (rows, min(self.validation[0], parts.max_length)))
+        first = np.minimum(self.batches[:, 0], parts.max_length)
+        return Shapes(
+            slices, (rows, min(self.validation[0], parts.max_length)), int(first.argmax()) + 1, len(self.batches)
+        )
+
+    def _longest(self, column: int, limit: int) -> int:
+        return max(1, min(limit, int(self.batches[:, column].max())))

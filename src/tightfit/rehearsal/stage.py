@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,10 @@ from tightfit.device import Device
 from tightfit.job import Job
 from tightfit.meter import BETWEEN
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.choices import kernels_of_a_cpu
-from tightfit.rehearsal.lengths import Lengths, Shapes
+from tightfit.rehearsal.kernels import kernels_of
+from tightfit.rehearsal.sizes import Extent
 from tightfit.rehearsal.tape import Tape
+from tightfit.rehearsal.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE
 from tightfit.rehearsal.tracer import Tracer
 from tightfit.step import run_slices
 from tightfit.strategy import Kind, Parts, Precision
@@ -33,12 +34,19 @@ _DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 @dataclass(frozen=True)
+class Extents:
+    """Rows and tokens of the slices and of the evaluation batches that are played."""
+
+    slices: Sequence[Extent]
+    evaluation: Sequence[Extent]
+
+
+@dataclass(frozen=True)
 class Performance:
-    """What a rehearsal leaves behind: the tape, the parts as shapes, and the shapes of the data played."""
+    """What a play leaves behind: the tape, and the parts as shapes."""
 
     tape: Tape
     parts: Parts
-    shapes: Shapes
 
 
 def play(
@@ -47,45 +55,53 @@ def play(
     device: Device,
     labels: Labels,
     tokenizer: PreTrainedTokenizerBase,
-    lengths: Lengths,
+    extents: Extents,
     *,
     shapes_only: bool = True,
 ) -> Performance:
-    """Build the training and go through its moments. Without `shapes_only` it is played on real tensors, for tests."""
+    """Build the training and go through its moments. Without `shapes_only` it is played on real tensors."""
     tape = Tape()
     tracer = Tracer(tape)
     without_weights = job.model_copy(update={"random_weights": True})
-    with _shapes_without_data() if shapes_only else contextlib.nullcontext(), tracer:
+    with shapes_without_data(device) if shapes_only else contextlib.nullcontext(), tracer:
         tape.begin("load")
         parts = assemble(without_weights, recipe, device, labels, tokenizer)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
-        shapes = lengths.worst(parts)
         optimizer = build_optimizer(parts)
-        _train(parts, optimizer, shapes, tracer)
-        _evaluate(parts, shapes, tracer)
+        _train(parts, optimizer, extents.slices, tracer)
+        _evaluate(parts, extents.evaluation, tracer)
         _save_and_load_best(parts, tape)
-    return Performance(tape, parts, shapes)
+    return Performance(tape, parts)
 
 
 @contextlib.contextmanager
-def _shapes_without_data() -> Iterator[None]:
+def shapes_without_data(device: Device) -> Iterator[None]:
+    """Tensors made inside take no memory, and torch's functions behave as on the device."""
     # Weights without data need no first values, and drawing them may look at data (ModernBERT's does).
-    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), kernels_of_a_cpu():
+    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), kernels_of(device):
         yield
 
 
-def _train(parts: Parts, optimizer: torch.optim.Optimizer, shapes: Shapes, tracer: Tracer) -> None:
-    """A step that fills the optimizer's memory, then a whole one beside it."""
-    tracer.tape.begin("step")
-    for parameter in parts.model.parameters():
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda p: tracer.mark([p.grad], Kind.GRADIENTS))
-            parameter.grad = torch.zeros_like(parameter)
-            tracer.mark([parameter.grad], Kind.GRADIENTS)
-    _step(parts, optimizer, tracer)
+def _train(parts: Parts, optimizer: torch.optim.Optimizer, slices: Sequence[Extent], tracer: Tracer) -> None:
+    """One pass over the slices and two steps: the first makes the optimizer's state, the second finds it there."""
+    follow_gradients(parts.model.parameters(), tracer)
+    tracer.tape.mark(PASS_BEGINS)
     with _number_format(parts):
-        run_slices(parts.model.train(), _slices(shapes, tracer), torch.Tensor.backward, tracer.tape.moment)
+        run_slices(parts.model.train(), _slices(parts, slices, tracer), torch.Tensor.backward, tracer.tape.moment)
+    tracer.tape.mark(PASS_ENDS)
     _step(parts, optimizer, tracer)
+    tracer.tape.mark(STATE_IS_THERE)
+    _step(parts, optimizer, tracer)
+    parts.model.zero_grad()
+
+
+def follow_gradients(parameters: Iterable[torch.nn.Parameter], tracer: Tracer) -> None:
+    """Every gradient is marked as such when it is there."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(
+                lambda p: tracer.mark([p.grad], Kind.GRADIENTS) if p.grad is not None else None
+            )
 
 
 def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
@@ -93,32 +109,48 @@ def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer) -> Non
         if parts.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
         optimizer.step()
-        state = [value for values in optimizer.state.values() for value in values.values()]
-        tracer.mark((value for value in state if isinstance(value, torch.Tensor)), Kind.OPTIMIZER_STATE)
-    parts.model.zero_grad()
+        tracer.mark(state_of(optimizer), Kind.OPTIMIZER_STATE)
 
 
-def _evaluate(parts: Parts, shapes: Shapes, tracer: Tracer) -> None:
-    with tracer.tape.moment("evaluate"), torch.no_grad(), _number_format(parts):
-        parts.model.eval()(**_batch(*shapes.evaluation, tracer))
+def state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Every tensor that an optimizer keeps."""
+    values = [value for values in optimizer.state.values() for value in values.values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _evaluate(parts: Parts, batches: Sequence[Extent], tracer: Tracer) -> None:
+    for rows, length in batches:
+        with (
+            tracer.tape.section("evaluation", rows, length),
+            tracer.tape.moment("evaluate"),
+            torch.no_grad(),
+            _number_format(parts),
+        ):
+            parts.model.eval()(**_batch(parts, rows, length, tracer))
 
 
 def _save_and_load_best(parts: Parts, tape: Tape) -> None:
-    """Saving writes from the weights themselves; loading reads one tensor at a time beside them."""
+    """Saving writes from the weights themselves; loading reads one tensor at a time, into this machine's memory."""
     tape.begin("save")
+    if parts.device.kind == "cuda":
+        return
     with tape.moment("load-best"), torch.no_grad():
         for weight in parts.model.state_dict().values():
             weight.copy_(torch.empty_like(weight))
 
 
-def _slices(shapes: Shapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
-    tracer.tape.begin(BETWEEN)
-    for rows, length in shapes.slices:
-        yield 1.0 / len(shapes.slices), _batch(rows, length, tracer)
+def _slices(parts: Parts, slices: Sequence[Extent], tracer: Tracer) -> Iterator[tuple[float, Batch]]:
+    for rows, length in slices:
+        with tracer.tape.section("slice", rows, length):
+            tracer.tape.begin(BETWEEN)
+            yield 1.0 / len(slices), _batch(parts, rows, length, tracer)
+            tracer.tape.begin(BETWEEN)
 
 
-def _batch(rows: int, length: int, tracer: Tracer) -> Batch:
+def _batch(parts: Parts, rows: int, length: int, tracer: Tracer) -> Batch:
     ids = torch.ones((rows, length), dtype=torch.long)
+    end = getattr(parts.model.config, "eos_token_id", None)
+    ids[:, -1] = end if isinstance(end, int) else 1  # some heads read a text at its end token
     mask = torch.ones_like(ids)
     mask[-1, -1] = 0  # with nothing to mask transformers would drop the mask, which is less than the worst
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.ones(rows, dtype=torch.long)}
@@ -128,7 +160,7 @@ def _batch(rows: int, length: int, tracer: Tracer) -> Batch:
 
 @contextlib.contextmanager
 def _number_format(parts: Parts) -> Iterator[None]:
-    """Autocast as accelerate switches it on around the model."""
+    """Autocast as accelerate switches it on around the model; rehearsed tensors say that they are on a CPU."""
     dtype = _DTYPES.get(parts.precision)
-    with torch.autocast(parts.device.kind, dtype) if dtype else contextlib.nullcontext():
+    with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
         yield

@@ -5,40 +5,51 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 from tightfit.meter import BETWEEN
 from tightfit.strategy import Kind
 
-KINDS = list(Kind)
 
-
-@dataclass
+@dataclass(slots=True)
 class Block:
     """One piece of memory from its birth to its death, in ticks of the tape."""
 
     size: int
     born: int
+    section: int
+    """The section of the data it was made in; -1 for none."""
     died: int | None = None
     kind: Kind | None = None
     """None until known: kept from forward to backward it is an activation, else temporary."""
 
 
+@dataclass(frozen=True)
+class Section:
+    """A stretch of the tape in which one slice of data goes through the model."""
+
+    name: str
+    rows: int
+    length: int
+    start: int
+
+
 @dataclass
 class Tape:
-    """Blocks and the moments they live through."""
+    """Blocks, the moments they live through and the slices of data they belong to."""
 
     blocks: list[Block] = field(default_factory=list)
-    moments: list[tuple[int, str]] = field(default_factory=list)
-    """When each moment began."""
+    moments: list[tuple[int, str, int]] = field(default_factory=list)
+    """When each moment began, and in which section."""
+    sections: list[Section] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+    """Ticks with a name."""
     clock: int = 0
+    _section: int = -1
 
     def take(self, size: int) -> Block:
         """A block is born."""
         self.clock += 1
-        block = Block(size, self.clock)
+        block = Block(size, self.clock, self._section)
         self.blocks.append(block)
         return block
 
@@ -48,8 +59,13 @@ class Tape:
         block.died = self.clock
 
     def begin(self, moment: str) -> None:
-        """All that follows belongs to this moment."""
-        self.moments.append((self.clock, moment))
+        """This moment lasts until the next one begins."""
+        self.moments.append((self.clock, moment, self._section))
+
+    def mark(self, name: str) -> None:
+        """Remember this tick; it is its own, so that nothing else happens on it."""
+        self.clock += 1
+        self.marks[name] = self.clock
 
     @contextlib.contextmanager
     def moment(self, name: str) -> Iterator[None]:
@@ -58,29 +74,25 @@ class Tape:
         yield
         self.begin(BETWEEN)
 
+    @contextlib.contextmanager
+    def section(self, name: str, rows: int, length: int) -> Iterator[None]:
+        """Everything inside is done for one slice of data."""
+        self._section = len(self.sections)
+        self.sections.append(Section(name, rows, length, self.clock))
+        try:
+            yield
+        finally:
+            self._section = -1
+
     def kinds(self) -> list[Kind]:
         """What each block is for; a block that outlives its forward pass is an activation."""
-        ends = self._forward_ends()
-        return [block.kind or _kind(block, ends) for block in self.blocks]
+        forwards = [(start, end) for name, start, end, _ in self.spans() if name == "forward"]
+        return [block.kind or _kind(block, forwards) for block in self.blocks]
 
-    def bytes_over_time(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Live bytes at every tick, a column for each kind."""
-        change = np.zeros((self.clock + 2, len(KINDS)), dtype=np.int64)
-        columns = np.array([KINDS.index(kind) for kind in self.kinds()], dtype=np.int64)
-        sizes = np.array([block.size for block in self.blocks], dtype=np.int64)
-        born = np.array([block.born for block in self.blocks])
-        died = np.array([block.died or self.clock + 1 for block in self.blocks])
-        np.add.at(change, (born, columns), sizes)
-        np.add.at(change, (died, columns), -sizes)
-        return change.cumsum(axis=0)
-
-    def spans(self) -> list[tuple[str, int, int]]:
-        """Moment, first tick, last tick."""
-        ends = [start for start, _ in self.moments[1:]] + [self.clock]
-        return [(name, start, end) for (start, name), end in zip(self.moments, ends, strict=True)]
-
-    def _forward_ends(self) -> list[tuple[int, int]]:
-        return [(start, end) for name, start, end in self.spans() if name == "forward"]
+    def spans(self) -> list[tuple[str, int, int, int]]:
+        """Moment, first tick, last tick, section."""
+        ends = [start for start, _, _ in self.moments[1:]] + [self.clock]
+        return [(name, start, end, section) for (start, name, section), end in zip(self.moments, ends, strict=True)]
 
 
 def _kind(block: Block, forwards: list[tuple[int, int]]) -> Kind:

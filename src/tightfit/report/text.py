@@ -50,7 +50,7 @@ def _moments(run: Run) -> Table:
 def show_bill(bill: Bill, console: Console) -> None:
     """Bytes by moment and kind, with a bar that can be read at a glance."""
     trained = f"{format_count(bill.trainable_parameters)} of {format_count(bill.parameters)} parameters train"
-    console.print(f"peak {format_bytes(bill.peak)} in {bill.moment}, on {bill.device}; {trained}", style="bold")
+    console.print(f"peak {format_bytes(bill.peak)} in {bill.moment}, on {bill.device.title}; {trained}", style="bold")
     largest = {kind: max(sizes[kind] for sizes in bill.moments.values()) for kind in Kind}
     kinds = [kind for kind in Kind if largest[kind] > bill.peak / 1000]
     table = Table(box=None, pad_edge=False)

@@ -25,6 +25,7 @@ class MaxLength(Strategy):
     frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS, Kind.INPUTS)
     result: ClassVar[Result] = Result.DIFFERENT
     summary: ClassVar[str] = "cuts the texts shorter than the job says"
+    shapes_only: ClassVar[bool] = True
 
     tokens: int = Field(ge=2)
     """Tokens a text is cut at."""

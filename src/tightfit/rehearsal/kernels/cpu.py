@@ -1,4 +1,4 @@
-"""Choices: what the device's own kernels would do where shapes without data make torch choose otherwise."""
+"""A CPU's choice: attention without dropout runs in a fused kernel."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from unittest import mock
 
 import torch
 
-
-@contextlib.contextmanager
-def kernels_of_a_cpu() -> Iterator[None]:
-    """Attention without dropout runs in torch's fused CPU kernel; on fake tensors torch would take the plain one."""
-    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention_on_a_cpu):
-        yield
-
-
 _plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 
-def _attention_on_a_cpu(
+@contextlib.contextmanager
+def kernels() -> Iterator[None]:
+    """On fake tensors torch would take the plain attention."""
+    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention):
+        yield
+
+
+def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -34,9 +33,14 @@ def _attention_on_a_cpu(
     learnt_mask = attn_mask is not None and attn_mask.requires_grad  # T5's position bias
     if dropout_p or learnt_mask or not alike:
         return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **rest)
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), 0.0)
     out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        query, key, value, 0.0, is_causal, attn_mask=additive(attn_mask, query.dtype), scale=scale
     )
     return out
+
+
+def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A mask of yes and no becomes one of numbers to add, in memory of its own."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), 0.0)

@@ -1,0 +1,106 @@
+"""A card's choices: dropout with a mask of one byte, fused attention, and which operations autocast keeps in 32 bits.
+
+The functions are replaced, not intercepted by a mode: a mode is not active while checkpointed layers run again.
+It is done so also where torch has CUDA, so that a bill does not depend on the machine it was made on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any
+from unittest import mock
+
+import torch
+
+from tightfit.device import Device
+from tightfit.rehearsal.kernels.cpu import additive
+
+_functions = torch.nn.functional
+_plain_attention = _functions.scaled_dot_product_attention
+_plain_dropout = _functions.dropout
+_FLASH_COMPUTE, _FLASH_WIDTH = 80, 256
+
+
+@contextlib.contextmanager
+def kernels(device: Device) -> Iterator[None]:
+    """Dropout, attention and number formats as on a card."""
+    in_32_bits = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss", "mse_loss")
+    with contextlib.ExitStack() as patches:
+        for name in in_32_bits:
+            patches.enter_context(mock.patch.object(_functions, name, _in_32_bits(getattr(_functions, name))))
+        patches.enter_context(mock.patch.object(torch, "softmax", _in_32_bits(torch.softmax)))
+        patches.enter_context(mock.patch.object(_functions, "dropout", _dropout))
+        attention = _attention_with_flash if device.compute >= _FLASH_COMPUTE else _attention
+        patches.enter_context(mock.patch.object(_functions, "scaled_dot_product_attention", attention))
+        yield
+
+
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if not training or not p or inplace:
+        return _plain_dropout(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The memory-efficient kernel: any number format, any mask that is not learnt."""
+    if query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad):
+        return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    key, value = (_repeated(side, query.shape[1]) for side in (key, value))
+    mask = additive(attn_mask, query.dtype)
+    if mask is not None:
+        mask = mask.expand(*query.shape[:3], key.shape[2])
+    kept = torch.is_grad_enabled() and any(side.requires_grad for side in (query, key, value))
+    out = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, mask, kept, dropout_p, is_causal, scale=scale
+    )
+    return out[0]
+
+
+def _attention_with_flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Flash attention takes 16 bits and no mask."""
+    narrow = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _FLASH_WIDTH
+    if attn_mask is not None or not narrow or query.dim() != 4:
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    key, value = (_repeated(side, query.shape[1]) for side in (key, value))
+    out = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )
+    return out[0]
+
+
+def _repeated(side: torch.Tensor, heads: int) -> torch.Tensor:
+    """Fewer keys than queries (grouped attention) are shared out."""
+    return side if side.shape[1] == heads else side.repeat_interleave(heads // side.shape[1], dim=1)
+
+
+def _in_32_bits(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA's autocast runs these in 32 bits; a CPU's does not, and the tensors here claim to be on a CPU."""
+
+    @wraps(function)
+    def wrapped(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not torch.is_autocast_enabled("cpu"):
+            return function(input, *args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return function(input.float() if input.is_floating_point() else input, *args, **kwargs)
+
+    return wrapped

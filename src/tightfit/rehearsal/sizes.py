@@ -1,0 +1,82 @@
+"""Sizes: every block's size as a function of rows and tokens, learnt from two slices of one play.
+
+All that depends on the data is a number times one of: nothing, rows, tokens, rows x tokens, tokens², rows x
+tokens² (attention). Two slices of different shape tell which, so one play makes the bill for every slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tightfit.rehearsal.tape import Tape
+
+Extent = tuple[int, int]
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+_POWERS = np.array([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)])  # of rows, of tokens
+_ODD = 0.03  # a block may be this far from its rule (kernels pad to 32 tokens)
+_ODD_SHARE = 0.01  # and all that are farther may be this much of the whole
+
+
+class NotAlike(Exception):
+    """The two slices did not do the same operations, so other slices cannot be told from them."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A coefficient and two powers for each block, and the section whose rows and tokens count."""
+
+    coefficient: Numbers
+    powers: Numbers
+    section: Numbers
+
+    def at(self, extents: Sequence[Extent | None]) -> Numbers:
+        """Bytes of every block when the sections have these rows and tokens; None leaves a section out."""
+        table = np.array([extent or (0, 0) for extent in extents] + [(1, 1)], dtype=np.float64)
+        left_out = np.array([extent is None for extent in extents] + [False])
+        sizes = self.coefficient * (table[self.section] ** self.powers).prod(axis=1)
+        sizes[left_out[self.section]] = 0
+        return np.rint(sizes).astype(np.int64)
+
+
+def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
+    """Compare the two sections of each pair block by block."""
+    size = np.array([block.size for block in tape.blocks], dtype=np.float64)
+    section = np.array([block.section for block in tape.blocks])
+    powers = np.zeros((len(size), 2))
+    for first, second in pairs:
+        here, there = np.flatnonzero(section == first), np.flatnonzero(section == second)
+        if len(here) != len(there):
+            raise NotAlike
+        found = _powers(size[here], size[there], _monomials(tape, first), _monomials(tape, second))
+        powers[here] = powers[there] = found
+    extents = np.array([(s.rows, s.length) for s in tape.sections] + [(1, 1)], dtype=np.float64)
+    return Sizes(size / (extents[section] ** powers).prod(axis=1), powers, section)
+
+
+def fixed_sizes(tape: Tape) -> Sizes:
+    """Sizes as they were played, true for these rows and tokens only."""
+    size = np.array([block.size for block in tape.blocks], dtype=np.float64)
+    return Sizes(size, np.zeros((len(size), 2)), np.array([block.section for block in tape.blocks]))
+
+
+def _monomials(tape: Tape, section: int) -> Numbers:
+    played = tape.sections[section]
+    result: Numbers = (np.array([played.rows, played.length], dtype=np.float64) ** _POWERS).prod(axis=1)
+    return result
+
+
+def _powers(here: Numbers, there: Numbers, rules_here: Numbers, rules_there: Numbers) -> Numbers:
+    """The rule that explains how a block's size changed from one slice to the other."""
+    grown = there / np.maximum(here, 1)
+    misses = np.abs(grown[:, None] / (rules_there / rules_here)[None, :] - 1)
+    best = misses.argmin(axis=1)
+    odd = np.where(misses.min(axis=1, initial=np.inf) > _ODD, here, 0) if len(here) else here
+    if odd.sum() > _ODD_SHARE * here.sum():
+        raise NotAlike
+    result: Numbers = _POWERS[best]
+    return result

@@ -1,0 +1,101 @@
+"""Timeline: a played training as arrays, with its second step put in, ready to be read for any slice of data.
+
+The play goes through the slices once and steps the optimizer twice. The first pass of a real training runs
+without optimizer state and the second beside it, so the pass is put in again between the two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tightfit.rehearsal.sizes import Extent, Numbers, Sizes
+from tightfit.rehearsal.tape import Tape
+from tightfit.strategy import Kind
+
+KINDS = list(Kind)
+PASS_BEGINS, PASS_ENDS, STATE_IS_THERE = "pass begins", "pass ends", "state is there"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of one moment, from tick to tick, and the section of data it belongs to (-1: none)."""
+
+    moment: str
+    start: int
+    end: int
+    section: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each block is born and dies, what it is for, and how large it is."""
+
+    born: Numbers
+    died: Numbers
+    kind: Numbers
+    """Columns of KINDS."""
+    sizes: Sizes
+    spans: list[Span]
+    end: int
+
+    @classmethod
+    def of(cls, tape: Tape, sizes: Sizes) -> Timeline:
+        """The tape with the second pass put in."""
+        end = tape.clock + 1
+        spans = [Span(name, start, stop, section) for name, start, stop, section in tape.spans()]
+        once = cls(
+            born=np.array([block.born for block in tape.blocks]),
+            died=np.array([end if block.died is None else block.died for block in tape.blocks]),
+            kind=np.array([KINDS.index(kind) for kind in tape.kinds()]),
+            sizes=sizes,
+            spans=spans,
+            end=end,
+        )
+        if STATE_IS_THERE not in tape.marks:
+            return once
+        return once._with_second_pass(*(tape.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE)))
+
+    def live(self, sizes: Numbers) -> Numbers:
+        """Live bytes at every tick, a column for each kind."""
+        change = np.zeros((self.end + 2, len(KINDS)), dtype=np.int64)
+        np.add.at(change, (self.born, self.kind), sizes)
+        np.add.at(change, (self.died, self.kind), -sizes)
+        return change.cumsum(axis=0)
+
+    def read(self, extents: Sequence[Extent | None]) -> tuple[Numbers, list[Span]]:
+        """Sizes of all blocks, and the spans that take place, for these rows and tokens."""
+        spans = [span for span in self.spans if span.section < 0 or extents[span.section] is not None]
+        return self.sizes.at(extents), spans
+
+    def _with_second_pass(self, begins: int, ends: int, state: int) -> Timeline:
+        inserted, shift = ends - begins, state - begins
+        inside = (self.born > begins) & (self.born <= ends)
+        again = inside & (self.kind != KINDS.index(Kind.OPTIMIZER_STATE)) & (self.died < self.end)
+        outlives = again & (self.died > state)  # gradients: those of the first pass go with the first step
+        born, died = (np.where(ticks > state, ticks + inserted, ticks) for ticks in (self.born, self.died))
+        first_died = np.where(outlives, state, died)
+        second_died = np.where(self.died <= ends, self.died + shift, np.maximum(died, state + inserted))
+        chosen = np.flatnonzero(again)
+        sizes = self.sizes
+        return replace(
+            self,
+            born=np.concatenate([born, self.born[chosen] + shift]),
+            died=np.concatenate([first_died, second_died[chosen]]),
+            kind=np.concatenate([self.kind, self.kind[chosen]]),
+            sizes=Sizes(*(np.concatenate([a, a[chosen]]) for a in (sizes.coefficient, sizes.powers, sizes.section))),
+            spans=self._spans_twice(begins, ends, state),
+            end=self.end + inserted,
+        )
+
+    def _spans_twice(self, begins: int, ends: int, state: int) -> list[Span]:
+        inserted, shift = ends - begins, state - begins
+        spans = []
+        for span in self.spans:
+            late = inserted if span.start >= state else 0
+            spans.append(replace(span, start=span.start + late, end=span.end + late))
+            if begins <= span.start and span.end <= ends:
+                spans.append(replace(span, start=span.start + shift, end=span.end + shift))
+        return spans
