@@ -1,57 +1,120 @@
-"""Foretold beside measured peak of real runs, each in a fresh process. Needs ../shared. Writes records/memory.json."""
+"""Foretold beside measured peak of real runs, each in a fresh process. Needs ../shared. Writes records/memory.json.
+
+Runs that are in the record already are not repeated: delete the file to begin anew. The spread of the errors goes
+to src/tightfit/rehearsal/accuracy.json, from which bills take their error band.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
-from quality import RECORD as QUALITY
-from quality import SHARED, split
+from quality import ROOT, SHARED, split
 
-RECORD = QUALITY.with_name("memory.json")
-RUNS = [  # model, batch, length, recipe
-    ("rbt3", 32, 128, ""),
-    ("rbt3", 32, 128, "slice:size=8"),
-    ("rbt3", 32, 64, "slice:size=2 adafactor"),
-    ("bert-base-chinese", 32, 128, "slice:size=8"),
-    ("bert-base-chinese", 32, 128, "slice:size=8 checkpoint"),
-    ("bert-base-chinese", 32, 128, "slice:size=4 checkpoint adafactor"),
-    ("bert-base-chinese", 32, 128, "slice:size=8 freeze:layers=6"),
-    ("chinese-macbert-large", 8, 128, "slice:size=4 checkpoint"),
-    ("chinese-macbert-large", 8, 128, "slice:size=4 checkpoint adafactor"),
-    ("chinese-macbert-large", 8, 128, "freeze"),
-]
+RECORD = ROOT / "records" / "memory.json"
+ACCURACY = ROOT / "src" / "tightfit" / "rehearsal" / "accuracy.json"
+MADE = {  # architectures of which there is no folder: their library's own default shape
+    "electra-base": ("ElectraConfig", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "mpnet-base": ("MPNetConfig", {}),
+    "albert-base": ("AlbertConfig", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "xlm-roberta-6": ("XLMRobertaConfig", {"vocab_size": 60000, "num_hidden_layers": 6}),
+    "minilm": ("BertConfig", {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
+}
+SMALL = ["", "slice:size=8", "slice:size=2 adafactor", "slice:size=4 checkpoint"]
+PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
+    "minilm 32x128": [*SMALL, "slice:size=16 mixed-precision"],
+    "rbt3 32x128": [*SMALL, "slice:size=16", "freeze:layers=2", "mixed-precision", "adamw:fused=false slice:size=8"],
+    "rbt3 64x64": ["", "slice:size=1", "slice:size=32 checkpoint:every=2"],
+    "rbt3 8x512": ["slice:size=2", "slice:size=4 max-length:tokens=256"],
+    "distilbert-base-uncased 16x128": [*SMALL, "freeze"],
+    "t5-small 16x96": ["slice:size=8", "slice:size=4 checkpoint", "slice:size=4 adafactor"],
+    "albert-base 16x128": ["slice:size=8", "slice:size=8 checkpoint"],
+    "electra-base 16x64": ["slice:size=8", "slice:size=4 checkpoint adafactor"],
+    "mpnet-base 16x64": ["slice:size=4", "slice:size=4 freeze:layers=6"],
+    "gpt2 8x128": ["slice:size=4", "slice:size=2 checkpoint adafactor", "freeze"],
+    "xlm-roberta-6 16x64": ["slice:size=8", "slice:size=8 adafactor"],
+    "ModernBERT-base 8x128": ["slice:size=4", "slice:size=4 checkpoint"],
+    "deberta-v3-base 8x96": ["slice:size=4", "slice:size=2 checkpoint adafactor"],
+    "bert-base-chinese 16x128": ["", *SMALL[1:], "checkpoint", "freeze", "slice:size=8 freeze:layers=6"],
+    "bert-base-chinese 16x64": ["slice:size=1", "slice:size=8 mixed-precision", "slice:size=8 checkpoint:every=3"],
+    "bert-base-chinese 4x512": ["slice:size=2", "slice:size=1 checkpoint adafactor"],
+    "chinese-macbert-large 4x128": ["slice:size=2", "slice:size=4 checkpoint", "slice:size=2 checkpoint adafactor"],
+    "chinese-macbert-large 8x64": ["slice:size=4 adafactor", "freeze", "slice:size=4 freeze:layers=12"],
+    "roberta-large 4x96": ["slice:size=2 adafactor", "slice:size=2 freeze:layers=20"],
+}
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        train, validation = split(Path(folder), 400)
-        runs = [measured(*run, train, validation, Path(folder) / str(i)) for i, run in enumerate(RUNS)]
-    RECORD.write_text(json.dumps({"device": "cpu", "runs": runs}, indent=1) + "\n", "utf-8")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=None, help="begin no run after this; a later call goes on")
+    given = parser.parse_args()
+    start, runs = time.monotonic(), earlier()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = split(folder, 400)
+        for configuration, recipe in ((c, r) for c, recipes in PLAN.items() for r in recipes):
+            if any((run["configuration"], run["recipe"]) == (configuration, recipe or "plain") for run in runs):
+                continue
+            if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
+                break
+            runs.append(measured(configuration, recipe, data, folder))
+            save(runs)
 
 
-def measured(model: str, batch: int, length: int, recipe: str, train: Path, validation: Path, out: Path) -> dict:
+def earlier() -> list[dict[str, Any]]:
+    return json.loads(RECORD.read_text("utf-8"))["runs"] if RECORD.is_file() else []
+
+
+def measured(configuration: str, recipe: str, data: tuple[Path, Path], folder: Path) -> dict[str, Any]:
+    name, _, shape = configuration.partition(" ")
+    batch, _, length = shape.partition("x")
+    out = folder / "run"
     command = [sys.executable, "-m", "tightfit", "train", "--json", "--random-weights", "--max-steps", "3"]
-    command += ["--model", SHARED / "models" / model, "--data", train, "--validation", validation, "--out", out]
+    command += ["--model", model(name, folder), "--data", data[0], "--validation", data[1], "--out", out]
     command += ["--batch-size", batch, "--max-length", length, "--device", "cpu"]
     command += [word for strategy in recipe.split() for word in ("--use", strategy)]
     done = subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True)
+    shutil.rmtree(out)
     record = json.loads(done.stdout)
     run = {
-        "model": model,
-        "batch": batch,
-        "length": length,
+        "configuration": configuration,
         "recipe": recipe or "plain",
+        "parameters": record["parameters"],
         "predicted": record["predicted"]["peak_bytes"],
         "measured": record["measured"]["peak_bytes"],
         "predicted_moments": record["predicted"]["moments"],
         "measured_moments": record["measured"]["moments"],
     }
-    print(model, recipe, f"{run['predicted'] / run['measured'] - 1:+.1%}", flush=True)
+    print(configuration, recipe, f"{run['predicted'] / run['measured'] - 1:+.1%}", flush=True)
     return run
+
+
+def model(name: str, folder: Path) -> Path:
+    """A folder with the model's shape and a tokenizer; where it has none, that of bert-base-uncased will do."""
+    there, mine = SHARED / "models" / name, folder / name
+    if any(there.glob("tokenizer*")):
+        return there
+    if not mine.is_dir():
+        shutil.copytree(SHARED / "models" / "bert-base-uncased", mine)
+        if name in MADE:
+            import transformers
+
+            kind, settings = MADE[name]
+            getattr(transformers, kind)(**settings).save_pretrained(mine)
+        else:
+            shutil.copy(there / "config.json", mine / "config.json")
+    return mine
+
+
+def save(runs: list[dict[str, Any]]) -> None:
+    RECORD.write_text(json.dumps({"device": "cpu", "runs": runs}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
