@@ -63,19 +63,12 @@ def find_card(word: str) -> Device | None:
     """The card a person means by `RTX 3050 4GB`, `rtx3050` or `Tesla T4`; of several sizes the smallest."""
     wanted = _plain(word)
     for title, card in CARDS.items():
-        if wanted and (wanted == _plain(title) or wanted in (_without_size(title), _number(title))):
+        names = (_plain(title), _plain(title.rpartition(" ")[0]))
+        # People say `3050 4GB` and mean the RTX.
+        if wanted in names or wanted in (re.sub(r"^(rtx|gtx)", "", name) for name in names):
             return card
     return None
 
 
 def _plain(name: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|gib$|gb$|[^a-z0-9]", "", name.lower())
-
-
-def _without_size(title: str) -> str:
-    return _plain(title.rpartition(" ")[0])
-
-
-def _number(title: str) -> str:
-    """People say `3050 4GB` and mean the RTX."""
-    return re.sub(r"^(rtx|gtx)", "", _plain(title))

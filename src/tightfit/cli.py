@@ -57,7 +57,12 @@ def rehearse(
     settings: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
     use: Use = None,
-    device: Annotated[str | None, typer.Option(help="cpu; cards will follow.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or a card by name, here or not: 'RTX 3050 4GB', T4. [default: cpu]")
+    ] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="If the model cannot be rehearsed, try a small step on real tensors.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what memory a training would take, by moment and kind, without weights and before the first step."""
@@ -68,7 +73,7 @@ def rehearse(
     from tightfit.report.text import show_bill
 
     with Screen(quiet=as_json).status("Rehearsing"):
-        bill = run_rehearsal(job, words, device)
+        bill = run_rehearsal(job, words, device, probe=probe)
     if as_json:
         _print_json(bill.to_json())
     else:

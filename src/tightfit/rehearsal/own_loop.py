@@ -21,6 +21,7 @@ arrives at them, optimizer state what optimizers keep; before `backward` it is t
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -31,9 +32,10 @@ from torch.optim import optimizer as hooks
 from tightfit.device import Device
 from tightfit.errors import BadInput, ModelError
 from tightfit.rehearsal.bill import Bill, moments_of
+from tightfit.rehearsal.kernels import scratch_on
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import fixed_sizes
-from tightfit.rehearsal.stage import follow_gradients, shapes_without_data, state_of
+from tightfit.rehearsal.stage import follow_gradients, shapes_without_data, state_of, take_workspaces
 from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.rehearsal.tracer import Tracer
@@ -44,13 +46,14 @@ _plain_backward = torch.Tensor.backward
 
 def rehearse_loop(build: Callable[[], Any], device: Device) -> Bill:
     """Build the training without data, take two steps, and add up."""
-    tracer = Tracer(Tape())
-    weights: dict[int, torch.nn.Parameter] = {}
+    tracer = Tracer(Tape(), scratch_on(device))
+    weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
     with shapes_without_data(device), tracer, _moments(tracer, weights):
         tracer.tape.begin("load")
         step = _call(build)
         if not callable(step):
             raise BadInput("The function given to rehearse() must build the training and return its step, a function.")
+        take_workspaces(device, tracer.tape)
         for _ in range(2):  # the second step finds the optimizer's state there
             tracer.tape.begin("forward")
             _call(step)
@@ -74,7 +77,7 @@ def _call(function: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _moments(tracer: Tracer, weights: dict[int, torch.nn.Parameter]) -> Iterator[None]:
+def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.Parameter]) -> Iterator[None]:
     """Listen where torch itself passes: modules register weights, losses go backward, optimizers step."""
     register = torch.nn.Module.register_parameter
 

@@ -17,7 +17,7 @@ from tightfit.device import Device
 from tightfit.job import Job
 from tightfit.meter import BETWEEN
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.kernels import kernels_of
+from tightfit.rehearsal.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.rehearsal.sizes import Extent
 from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE
@@ -61,17 +61,25 @@ def play(
 ) -> Performance:
     """Build the training and go through its moments. Without `shapes_only` it is played on real tensors."""
     tape = Tape()
-    tracer = Tracer(tape)
+    tracer = Tracer(tape, scratch_on(device))
     without_weights = job.model_copy(update={"random_weights": True})
     with shapes_without_data(device) if shapes_only else contextlib.nullcontext(), tracer:
         tape.begin("load")
         parts = assemble(without_weights, recipe, device, labels, tokenizer)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
+        take_workspaces(device, tape)
         optimizer = build_optimizer(parts)
         _train(parts, optimizer, extents.slices, tracer)
         _evaluate(parts, extents.evaluation, tracer)
         _save_and_load_best(parts, tape)
     return Performance(tape, parts)
+
+
+def take_workspaces(device: Device, tape: Tape) -> None:
+    """What the device's libraries keep from their first use on."""
+    tape.begin(BETWEEN)
+    for size in workspaces_on(device):
+        tape.take(size).kind = Kind.TEMPORARY
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,17 +17,23 @@ from tightfit.strategy import Kind
 _WHERE = torch.ops.prim.device.default
 
 
+Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
+"""Bytes that a device's kernel takes for itself while it runs an operation."""
+
+
 class Tracer(TorchDispatchMode):
     """Sees what every operation returns. Views share a storage, so storages are followed, not tensors."""
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: Tape, scratch: Scratch) -> None:
         super().__init__()
         self.tape = tape
+        self._scratch = scratch
         self._alive: dict[int, Block] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _WHERE:  # asked twice for every operation that does something: the short way
             return args[0].fake_device
+        scratch = [self.tape.take(size) for size in self._scratch(func, args)]
         out = answer(func, args)
         if out is None:
             out = func(*args, **(kwargs or {}))
@@ -37,6 +43,8 @@ class Tracer(TorchDispatchMode):
             for value in tree_iter(out):
                 if isinstance(value, torch.Tensor):
                     self._follow(value)
+        for block in scratch:
+            self.tape.give_back(block)
         return out
 
     def mark(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:

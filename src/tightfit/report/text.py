@@ -15,7 +15,7 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategy import REQUIRED, Kind
 from tightfit.units import format_bytes, format_count, format_seconds
 
-_BAR = 14
+_BAR = 12
 
 
 def show_run(run: Run, console: Console) -> None:
@@ -48,21 +48,57 @@ def _moments(run: Run) -> Table:
 
 
 def show_bill(bill: Bill, console: Console) -> None:
-    """Bytes by moment and kind, with a bar that can be read at a glance."""
+    """Bytes by moment and kind, with a bar that can be read at a glance, and whether the device has that much."""
     trained = f"{format_count(bill.trainable_parameters)} of {format_count(bill.parameters)} parameters train"
-    console.print(f"peak {format_bytes(bill.peak)} in {bill.moment}, on {bill.device.title}; {trained}", style="bold")
-    largest = {kind: max(sizes[kind] for sizes in bill.moments.values()) for kind in Kind}
-    kinds = [kind for kind in Kind if largest[kind] > bill.peak / 1000]
+    console.print(f"peak {format_bytes(bill.peak)} in {bill.moment} on {bill.device.title}; {trained}", style="bold")
+    console.print(_by_moment_and_kind(bill))
+    overhead = "the process itself" if bill.device.kind == "cpu" else "the card's own"
+    console.print(f"{format_bytes(bill.overhead)} of each is {overhead}; {bill.worst}.", markup=False)
+    console.print(_verdict(bill), markup=False)
+
+
+def _by_moment_and_kind(bill: Bill) -> Table:
+    kinds = [kind for kind in Kind if max(sizes[kind] for sizes in bill.moments.values()) > bill.peak / 200]
+    unit, name = (1 << 30, "GiB") if bill.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
-    for heading in ("moment", "all", *(kind.value for kind in kinds), "", ""):
-        table.add_column(heading, justify="left" if heading in ("moment", "") else "right", no_wrap=heading == "")
+    table.add_column(name, no_wrap=True)
+    for heading in ("all", *(_SHORT.get(kind, kind.value) for kind in kinds)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
     for moment, sizes in bill.moments.items():
         total = bill.overhead + sum(sizes.values())
-        bar = Text("█" * max(1, round(_BAR * total / bill.peak)))
-        cells = [format_bytes(sizes[kind]) for kind in kinds]
-        table.add_row(moment, format_bytes(total), *cells, bar, "← peak" if moment == bill.moment else "")
-    console.print(table)
-    console.print(f"{format_bytes(bill.overhead)} of each is the process itself; {bill.worst}.", markup=False)
+        cells = [f"{size / unit:.2f}" for size in (total, *(sizes[kind] for kind in kinds))]
+        mark = " ←" if moment == bill.moment else ""
+        table.add_row(moment, *cells, _bar(total - sizes[Kind.ALLOCATOR], total, bill.peak) + mark)
+    return table
+
+
+def _bar(used: int, held: int, peak: int) -> str:
+    """What is used as a solid bar, what the allocator only holds as a pale one behind it."""
+    solid = max(1, round(_BAR * used / peak))
+    return "█" * solid + "░" * (round(_BAR * held / peak) - solid)
+
+
+_SHORT = {
+    Kind.GRADIENTS: "grads",
+    Kind.OPTIMIZER_STATE: "state",
+    Kind.ACTIVATIONS: "activ.",
+    Kind.TEMPORARY: "temp",
+    Kind.ALLOCATOR: "held",
+}
+
+
+def _verdict(bill: Bill) -> str:
+    low, high = (format_bytes(size) for size in bill.error_band)
+    band = f"Measured runs say: between {low} and {high}."
+    if bill.device.memory is None:
+        return band
+    there = f"{bill.device.title} has {format_bytes(bill.device.memory)}"
+    if bill.fits:
+        return f"{band} It fits: {there}."
+    if bill.peak <= bill.device.memory:
+        return f"{band} It may not fit: {there}."
+    return f"{band} It does not fit: {there}, {format_bytes(bill.peak - bill.device.memory)} too little."
 
 
 def show_strategies(console: Console) -> None:

@@ -21,6 +21,7 @@ _functions = torch.nn.functional
 _plain_attention = _functions.scaled_dot_product_attention
 _plain_dropout = _functions.dropout
 _FLASH_COMPUTE, _FLASH_WIDTH = 80, 256
+_WORKSPACE, _WORKSPACE_HOPPER = 8320 << 10, 32 << 20  # torch's defaults: 2 x 4096 + 8 x 16 KiB; 32 MiB
 
 
 @contextlib.contextmanager
@@ -35,6 +36,22 @@ def kernels(device: Device) -> Iterator[None]:
         attention = _attention_with_flash if device.compute >= _FLASH_COMPUTE else _attention
         patches.enter_context(mock.patch.object(_functions, "scaled_dot_product_attention", attention))
         yield
+
+
+_MATRIX_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+
+
+def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
+    """cuBLAS wants matrices in one piece: one that was expanded from a single number is written out first."""
+    if func not in _MATRIX_PRODUCTS:
+        return []
+    matrices = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() >= 2]
+    return [m.numel() * m.element_size() for m in matrices if 0 in m.stride()[-2:] and m.numel() > 1]
+
+
+def workspaces(device: Device) -> list[int]:
+    """cuBLAS keeps a workspace for each thread that multiplies: the forward pass's and the backward pass's."""
+    return [_WORKSPACE_HOPPER if device.compute >= 90 else _WORKSPACE] * 2
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

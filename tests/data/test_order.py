@@ -1,0 +1,70 @@
+"""The order of rows is known beforehand: it is the one that the trainer's loader deals out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tightfit import Job
+from tightfit.data.order import batches_of, steps_of
+from tightfit.data.tokens import Tokens
+from tightfit.rehearsal.lengths import Lengths
+
+
+def job(**changes: object) -> Job:
+    return Job(**{"model": "m", "data": "d", "batch_size": 4, "seed": 7, **changes})
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_batches_are_those_of_transformers(tmp_path: Path, epochs: int) -> None:
+    import transformers
+
+    seen: list[list[int]] = []
+
+    class Watching(transformers.Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+            seen.append(inputs["labels"].tolist())
+            return torch.zeros(())
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=4,
+        num_train_epochs=epochs,
+        seed=7,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        remove_unused_columns=False,
+    )
+    rows = [{"labels": number} for number in range(10)]
+    model = torch.nn.Linear(1, 1)
+    Watching(model, arguments, train_dataset=rows, data_collator=transformers.default_data_collator).train()
+    assert seen == [batch.tolist() for batch in batches_of(job(epochs=epochs), 10)]
+
+
+def test_steps() -> None:
+    assert steps_of(job(), 10) == 3
+    assert steps_of(job(epochs=1.5), 10) == 5
+    assert steps_of(job(max_steps=2), 10) == 2
+    assert len(list(batches_of(job(max_steps=7), 10))) == 7
+
+
+def test_the_worst_slice_is_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long text alone makes one long slice, not two; with few steps it may not come at all."""
+    from parts import parts_of
+
+    lengths = [5] * 40
+    lengths[17] = 24
+    train = Tokens(None, lengths, 0)
+    found = Lengths.of(job(), train, Tokens(None, [6, 3], 0))
+    shapes = found.worst(parts_of("slice:size=2"))
+    assert shapes.slices == ((2, 24), (2, 5))
+    batch = next(i for i, rows in enumerate(batches_of(job(), 40)) if 17 in rows)
+    assert shapes.batch == batch + 1
+    assert f"batch {batch + 1} of 10" in str(shapes)
+    if batch:
+        early = Lengths.of(job(max_steps=batch), train, Tokens(None, [6, 3], 0))
+        assert early.worst(parts_of("slice:size=2")).slices == ((2, 5), (2, 5))

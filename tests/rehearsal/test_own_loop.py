@@ -1,0 +1,71 @@
+"""Any PyTorch step can be rehearsed, and what it shows is what the step does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tightfit import rehearse
+from tightfit.errors import BadInput, ModelError
+from tightfit.strategy import Kind
+
+
+def training(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> Callable[[], Callable[[], None]]:
+    def build() -> Callable[[], None]:
+        model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 10))
+        stepper = optimizer(model.parameters(), lr=0.1)
+        batch = torch.ones(500, 1000)
+
+        def step() -> None:
+            model(batch).square().mean().backward()
+            stepper.step()
+            stepper.zero_grad()
+
+        return step
+
+    return build
+
+
+PARAMETERS = 1000 * 2000 + 2000 + 2000 * 10 + 10
+
+
+def test_weights_gradients_and_state() -> None:
+    bill = rehearse(training())
+    assert bill.parameters == bill.trainable_parameters == PARAMETERS
+    kinds = bill.moments["step"]
+    assert kinds[Kind.WEIGHTS] == kinds[Kind.GRADIENTS] == 4 * PARAMETERS
+    assert kinds[Kind.OPTIMIZER_STATE] == pytest.approx(8 * PARAMETERS, rel=0.001)
+    assert bill.moments["forward"][Kind.ACTIVATIONS] >= 4 * 500 * 2000
+
+
+def test_another_optimizer_keeps_other_state() -> None:
+    assert rehearse(training(torch.optim.SGD)).moments["step"][Kind.OPTIMIZER_STATE] == 0
+
+
+def test_a_card_has_its_context_and_segments() -> None:
+    bill = rehearse(training(), device="RTX 3050 4GB")
+    assert bill.overhead == 512 << 20
+    assert bill.fits
+    assert sum(bill.moments["step"].values()) % (2 << 20) == 0
+
+
+def test_nothing_stays_patched() -> None:
+    before = torch.Tensor.backward, torch.nn.Module.register_parameter, torch.nn.functional.dropout
+    rehearse(training(), device="T4")
+    assert before == (torch.Tensor.backward, torch.nn.Module.register_parameter, torch.nn.functional.dropout)
+    assert torch.ones(3).sum().item() == 3
+
+
+def test_a_function_that_returns_no_step() -> None:
+    with pytest.raises(BadInput, match="return its step"):
+        rehearse(lambda: None)
+
+
+def test_a_step_that_looks_at_data() -> None:
+    def build() -> Callable[[], None]:
+        return lambda: torch.ones(3).nonzero().sum().backward()
+
+    with pytest.raises(ModelError, match="cannot be rehearsed"):
+        rehearse(build)
