@@ -1,7 +1,7 @@
 """The C allocator: made to give freed tensors back at once.
 
 glibc keeps what is freed for later: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at
-2.6 GB with both thresholds at 1 MB. At 128 KB the tensors of short slices go back too, and a rehearsal can tell the
+2.6 GB with both thresholds at 1 MB. At 32 KB the tensors of short slices go back too, and a rehearsal can tell the
 peak to a percent or two. Small models pay for it with time (docs/log.md).
 """
 
@@ -11,7 +11,7 @@ import ctypes
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-THRESHOLD = 128 << 10
+THRESHOLD = 32 << 10
 
 
 def give_back_freed_memory() -> bool:

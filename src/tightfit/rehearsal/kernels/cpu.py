@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 from unittest import mock
 
 import torch
 
+MATRIX_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 _plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -20,8 +22,17 @@ def kernels() -> Iterator[None]:
 
 
 def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
-    """A CPU's kernels need nothing worth counting beside what they return."""
-    return []
+    """A CPU without instructions for bf16 multiplies into fp32 and rounds afterwards."""
+    if func not in MATRIX_PRODUCTS or args[-1].dtype != torch.bfloat16 or _multiplies_bf16():
+        return []
+    left, right = args[-2:]
+    return [4 * left.numel() // left.shape[-1] * right.shape[-1]]
+
+
+@cache
+def _multiplies_bf16() -> bool:
+    about = torch.backends.cpu.get_cpu_capability(), getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
+    return "SVE" in about[0] or about[1]
 
 
 def _attention(

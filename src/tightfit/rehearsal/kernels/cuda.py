@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from tightfit.device import Device
-from tightfit.rehearsal.kernels.cpu import additive
+from tightfit.rehearsal.kernels.cpu import MATRIX_PRODUCTS, additive
 
 _functions = torch.nn.functional
 _plain_attention = _functions.scaled_dot_product_attention
@@ -38,12 +38,9 @@ def kernels(device: Device) -> Iterator[None]:
         yield
 
 
-_MATRIX_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
-
-
 def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
     """cuBLAS wants matrices in one piece: one that was expanded from a single number is written out first."""
-    if func not in _MATRIX_PRODUCTS:
+    if func not in MATRIX_PRODUCTS:
         return []
     matrices = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() >= 2]
     return [m.numel() * m.element_size() for m in matrices if 0 in m.stride()[-2:] and m.numel() > 1]
