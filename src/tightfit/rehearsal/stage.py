@@ -67,6 +67,7 @@ def play(
         tape.begin("load")
         parts = assemble(without_weights, recipe, device, labels, tokenizer)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
+        _set_number_format(parts)
         take_workspaces(device, tape)
         optimizer = build_optimizer(parts)
         _train(parts, optimizer, extents.slices, tracer)
@@ -94,8 +95,7 @@ def _train(parts: Parts, optimizer: torch.optim.Optimizer, slices: Sequence[Exte
     """One pass over the slices and two steps: the first makes the optimizer's state, the second finds it there."""
     follow_gradients(parts.model.parameters(), tracer)
     tracer.tape.mark(PASS_BEGINS)
-    with _number_format(parts):
-        run_slices(parts.model.train(), _slices(parts, slices, tracer), torch.Tensor.backward, tracer.tape.moment)
+    run_slices(parts.model.train(), _slices(parts, slices, tracer), torch.Tensor.backward, tracer.tape.moment)
     tracer.tape.mark(PASS_ENDS)
     _step(parts, optimizer, tracer)
     tracer.tape.mark(STATE_IS_THERE)
@@ -132,7 +132,6 @@ def _evaluate(parts: Parts, batches: Sequence[Extent], tracer: Tracer) -> None:
             tracer.tape.section("evaluation", rows, length),
             tracer.tape.moment("evaluate"),
             torch.no_grad(),
-            _number_format(parts),
         ):
             parts.model.eval()(**_batch(parts, rows, length, tracer))
 
@@ -166,9 +165,8 @@ def _batch(parts: Parts, rows: int, length: int, tracer: Tracer) -> Batch:
     return batch
 
 
-@contextlib.contextmanager
-def _number_format(parts: Parts) -> Iterator[None]:
-    """Autocast as accelerate switches it on around the model; rehearsed tensors say that they are on a CPU."""
+def _set_number_format(parts: Parts) -> None:
+    """Autocast around the model's forward, as accelerate does; rehearsed tensors say that they are on a CPU."""
     dtype = _DTYPES.get(parts.precision)
-    with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
-        yield
+    if dtype is not None:
+        parts.model.forward = torch.autocast("cpu", dtype)(parts.model.forward)
