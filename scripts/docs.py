@@ -6,10 +6,14 @@ A block stands between `<!-- NAME -->` and `<!-- /NAME -->`; its content comes f
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
+
+import records
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tightfit"
@@ -25,16 +29,72 @@ HEADINGS = {
         "zh": ("", "种子 1、2……的 F1"),
     },
     "memory": {
-        "en": ("model", "recipe", "foretold", "measured", "error"),
-        "zh": ("模型", "配方", "预测", "实测", "误差"),
+        "en": ("model", "parameters", "recipes", "median error", "lowest", "highest"),
+        "zh": ("模型", "参数量", "配方数", "误差中位数", "最低", "最高"),
+    },
+    "published": {
+        "en": ("source", "rows", "median absolute error", "lowest", "highest"),
+        "zh": ("来源", "行数", "误差绝对值中位数", "最低", "最高"),
     },
 }
 
 
 def main() -> None:
-    for name, language in READMES.items():
-        path = ROOT / name
-        path.write_text(filled(path.read_text("utf-8"), language), "utf-8")
+    for path, content in written().items():
+        path.write_text(content, "utf-8")
+
+
+def written() -> dict[Path, str]:
+    """Every file that is made here, and what it has to hold."""
+    files = {ROOT / name: filled((ROOT / name).read_text("utf-8"), language) for name, language in READMES.items()}
+    files[ROOT / "docs" / "published.md"] = published_page()
+    files[ROOT / "docs" / "accuracy.svg"] = accuracy_picture()
+    files[SOURCE / "rehearsal" / "accuracy.json"] = records.accuracy_file()
+    return files
+
+
+def published_page() -> str:
+    """Every published row, foretold beside measured, with the reason for each miss."""
+    headings = ("source", "model", "batch x length", "precision", "optimizer", "attention", "grade", "published MiB")
+    rows = []
+    for row in records.published_rows():
+        what = f"{row['batch']} x {row['length']}" + (" checkpointed" if row["checkpointing"] else "")
+        foretold = f"{row['predicted']:,.0f}" if row["predicted"] else "–"
+        error = percent(row["error"]) if row["error"] is not None else "–"
+        cells = [row[key] for key in ("source", "model")]
+        cells += [what, *(row[key] for key in ("precision", "optimizer", "attention", "grade"))]
+        cells += [f"{row['published']:,.0f}" if row["published"] else "–", foretold, error, row["reason"]]
+        rows.append(tuple(cells))
+    return (ROOT / "docs" / "published.head.md").read_text("utf-8") + table(
+        (*headings, "foretold MiB", "error", ""), rows
+    )
+
+
+def accuracy_picture() -> str:
+    """Foretold against measured peak, every run a dot."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": "tightfit", "svg.fonttype": "none", "font.size": 9})
+    from matplotlib import pyplot
+
+    runs = records.memory_runs()
+    measured, foretold = ([run[key] / 2**30 for run in runs] for key in ("measured", "predicted"))
+    figure, axes = pyplot.subplots(figsize=(4.6, 4.2), layout="constrained")
+    ends = [0.8 * min(measured), 1.2 * max(measured)]
+    axes.plot(ends, ends, color="0.7", linewidth=1, label="foretold = measured")
+    axes.fill_between(ends, [0.95 * e for e in ends], [1.05 * e for e in ends], color="0.93", label="± 5 %")
+    axes.scatter(measured, foretold, s=16, alpha=0.8, color="#0b6e99", linewidth=0)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured peak, GiB", ylabel="foretold peak, GiB")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+    axes.legend(frameon=False, loc="upper left")
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def filled(text: str, language: str) -> str:
@@ -87,16 +147,45 @@ def quality(language: str) -> str:
 
 
 def memory(language: str) -> str:
-    from tightfit.units import format_bytes
-
-    rows = []
-    for run in json.loads((RECORDS / "memory.json").read_text("utf-8"))["runs"]:
-        error = run["predicted"] / run["measured"] - 1
-        sizes = format_bytes(run["predicted"]), format_bytes(run["measured"])
-        rows.append(
-            (f"{run['model']}, {run['batch']} × {run['length']}", f"`{run['recipe']}`", *sizes, f"{error:+.1%}")
+    by_model: dict[str, list[dict[str, float]]] = {}
+    runs = records.memory_runs()
+    for run in runs:
+        by_model.setdefault(run["configuration"].partition(" ")[0], []).append(run)
+    rows = [
+        (name, f"{few[0]['parameters'] / 1e6:.0f} M", str(len(few)), *map(percent, records.errors_of(few)))
+        for name, few in sorted(by_model.items(), key=lambda item: item[1][0]["parameters"])
+    ]
+    spread = records.Spread.of(runs)
+    if language == "zh":
+        head = (
+            f"{spread.count} 个配置，{len(by_model)} 种模型：误差绝对值的中位数 {spread.median:.1%}，"
+            f"95 分位 {spread.p95:.1%}，"
+            f"低估超过 2% 的有 {spread.too_low} 个。\n\n"
         )
-    return table(HEADINGS["memory"][language], rows)
+    else:
+        head = (
+            f"{spread.count} configurations of {len(by_model)} models: median absolute error {spread.median:.1%}, "
+            f"95th percentile {spread.p95:.1%}; {spread.too_low} foretold too low by more than 2 %.\n\n"
+        )
+    return head + table(HEADINGS["memory"][language], rows)
+
+
+def published(language: str) -> str:
+    rows = [
+        (
+            source,
+            str(len(errors)),
+            percent(statistics.median(map(abs, errors))),
+            percent(min(errors)),
+            percent(max(errors)),
+        )
+        for source, errors in records.published_errors().items()
+    ]
+    return table(HEADINGS["published"][language], rows)
+
+
+def percent(share: float) -> str:
+    return f"{share:+.1%}" if share else "0 %"
 
 
 def step(language: str) -> str:
@@ -120,7 +209,14 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-BLOCKS = {"strategies": strategies, "tree": tree, "quality": quality, "memory": memory, "step": step}
+BLOCKS = {
+    "strategies": strategies,
+    "tree": tree,
+    "quality": quality,
+    "memory": memory,
+    "published": published,
+    "step": step,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

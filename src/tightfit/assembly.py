@@ -10,6 +10,7 @@ from tightfit.errors import ModelError
 from tightfit.job import Job
 from tightfit.recipe import Recipe
 from tightfit.strategies.adamw import AdamW
+from tightfit.strategies.step_in_backward import step_in_backward
 from tightfit.strategy import Parts
 from tightfit.tasks import find_task
 from tightfit.weights import load_config, load_model, longest_text
@@ -40,8 +41,11 @@ def assemble(job: Job, recipe: Recipe, device: Device, labels: Labels, tokenizer
 
 
 def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
-    """The recipe's optimizer over what trains."""
-    return parts.optimizer(parameter_groups(parts), parts.learning_rate)
+    """The recipe's optimizer over what trains, and where it steps."""
+    optimizer = parts.optimizer(parameter_groups(parts), parts.learning_rate)
+    if parts.step_in_backward:
+        step_in_backward(parts, optimizer)
+    return optimizer
 
 
 def parameter_groups(parts: Parts) -> list[dict[str, Any]]:

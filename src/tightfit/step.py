@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     Moment = Callable[[str], AbstractContextManager[None]]
 
 
-def weighed_slices(model: PreTrainedModel, batch: Batch, rows: int) -> Iterable[tuple[float, Batch]]:
+def weighed_slices(
+    model: PreTrainedModel, batch: Batch, rows: int, *, sort: bool = False
+) -> Iterable[tuple[float, Batch]]:
     """The slices of a batch, each with its share of the batch's labels; slices without labels teach nothing."""
     counts = label_counts(model, batch["labels"])
     total = sum(counts)
-    for chosen, piece in cut_slices(batch, rows, encoder_decoder=model.config.is_encoder_decoder):
+    for chosen, piece in cut_slices(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
         share = sum(counts[row] for row in chosen)
         if share:
             yield share / total, piece

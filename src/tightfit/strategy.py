@@ -67,6 +67,10 @@ class Parts:
     max_grad_norm: float
     slice_rows: int
     """Rows that go through the model at once."""
+    layer_rows: int | None = None
+    """Rows that go through one layer at once, where that is fewer than go through the model."""
+    step_in_backward: bool = False
+    """Whether each parameter is stepped when its gradient arrives."""
     precision: Precision = Precision.FP32
     notes: tuple[str, ...] = ()
     """What the strategies have to say to the user."""
@@ -84,7 +88,7 @@ class Parts:
     @property
     def evaluation_rows(self) -> int:
         """Rows evaluated at once: as many as trained at once, but no fewer than 8, since nothing is kept."""
-        return min(self.batch_size, max(self.slice_rows, 8))
+        return min(self.batch_size, max(self.layer_rows or self.slice_rows, 8))
 
 
 class Strategy(ABC):
@@ -102,6 +106,8 @@ class Strategy(ABC):
     """A part that only one strategy of a recipe may choose."""
     shapes_only: ClassVar[bool] = False
     """Whether it changes nothing but how many rows and tokens go through the model at once."""
+    scales: ClassVar[bool] = True
+    """Whether a larger batch does the same operations on larger tensors."""
 
     @abstractmethod
     def apply(self, parts: Parts) -> Parts:

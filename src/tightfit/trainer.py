@@ -42,7 +42,9 @@ class Trainer(transformers.Trainer):
     ) -> torch.Tensor:
         """The whole effective batch in slices; Trainer's own count of items plays no part."""
         model.train()
-        slices = weighed_slices(self.model, self._prepare_inputs(inputs), self.parts.slice_rows)
+        slices = weighed_slices(
+            self.model, self._prepare_inputs(inputs), self.parts.slice_rows, sort=self.parts.layer_rows is not None
+        )
         loss = run_slices(model, slices, self.accelerator.backward, self.meter.moment)
         self._refuse_non_finite("loss", float(loss))
         return loss

@@ -35,12 +35,15 @@ RECIPES = [
     "max-length:tokens=8",
     "adamw:fused=false",
     "slice:size=2 checkpoint adafactor",
+    "slice-layers:size=2",
+    "step-in-backward",
+    "slice-layers:size=2 adafactor step-in-backward",
 ]
 Moments = dict[str, dict[Kind, int]]
 
 
 def job_of(folder: Path) -> Job:
-    return Job(model=str(folder), data="none", batch_size=8, max_length=24)
+    return Job(model=str(folder), data="none", batch_size=8, max_length=24, random_weights=True)
 
 
 def played(folder: Path, recipe: str = "", extents: Extents = EXTENTS, *, shapes_only: bool = True) -> Moments:

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 IGNORED = -100  # the label that losses pass over
 
 
-def cut_slices(batch: Batch, rows: int, *, encoder_decoder: bool = False) -> Iterator[tuple[list[int], Batch]]:
+def cut_slices(
+    batch: Batch, rows: int, *, encoder_decoder: bool = False, sort: bool = False
+) -> Iterator[tuple[list[int], Batch]]:
     """Cut a batch into slices of at most `rows` rows, longest first; with each, the rows of the batch it holds."""
     inputs = row_spans(_used_inputs(batch, encoder_decoder))
     targets = row_spans(batch["labels"] != IGNORED) if encoder_decoder and _are_tokens(batch) else None
     order = list(range(len(inputs)))
-    if len(order) > rows:
+    if sort or len(order) > rows:
         order.sort(key=lambda row: inputs[row][0] - inputs[row][1])
     for start in range(0, len(order), rows):
         chosen = order[start : start + rows]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from tightfit.assembly import assemble
 from tightfit.data.labels import Labels
 from tightfit.data.tokens import encode
 from tightfit.device import Device
@@ -19,7 +20,7 @@ from tightfit.rehearsal.bill import Bill, moments_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike, Sizes, fixed_sizes, learn_sizes
-from tightfit.rehearsal.stage import Extents, Performance, play
+from tightfit.rehearsal.stage import Extents, Performance, play, shapes_without_data
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.strategy import Parts
 
@@ -81,6 +82,8 @@ class Rehearsal:
         )
 
     def _play(self, recipe: Recipe) -> Played:
+        if not all(strategy.scales for strategy in recipe.strategies):
+            return self._play_as_it_is(recipe)
         longest = min(self.job.max_length, _LONGEST_PLAYED)
         # No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these.
         pair = ((6, longest), (4, max(1, longest * 3 // 4)))
@@ -88,15 +91,24 @@ class Rehearsal:
         try:
             return self._timeline(performance, learn_sizes(performance.tape, _PAIRS), for_all=True)
         except NotAlike:
-            shapes = self.lengths.worst(performance.parts)
-            performance = self._perform(recipe, Extents(shapes.slices, [shapes.evaluation]))
-            return self._timeline(performance, fixed_sizes(performance.tape), for_all=False)
+            return self._play_as_it_is(recipe)
+
+    def _play_as_it_is(self, recipe: Recipe) -> Played:
+        with shapes_without_data(self.device):
+            parts = assemble(self._without_weights, recipe, self.device, self.labels, self.tokenizer)
+        shapes = self.lengths.worst(parts)
+        performance = self._perform(recipe, Extents(shapes.slices, [shapes.evaluation]))
+        return self._timeline(performance, fixed_sizes(performance.tape), for_all=False)
+
+    @property
+    def _without_weights(self) -> Job:
+        return self.job.model_copy(update={"random_weights": True})
 
     def _timeline(self, performance: Performance, sizes: Sizes, *, for_all: bool) -> Played:
         return Played(performance.parts, Timeline.of(performance.tape, sizes), for_all)
 
     def _perform(self, recipe: Recipe, extents: Extents) -> Performance:
-        stage = (self.job, recipe, self.device, self.labels, self.tokenizer, extents)
+        stage = (self._without_weights, recipe, self.device, self.labels, self.tokenizer, extents)
         try:
             return play(*stage)
         except TightfitError:

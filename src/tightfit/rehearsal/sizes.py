@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.rehearsal.tape import Tape
+from tightfit.strategy import Kind
 
 Extent = tuple[int, int]
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -46,7 +47,8 @@ class Sizes:
 def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
     """Compare the two sections of each pair block by block."""
     size = np.array([block.size for block in tape.blocks], dtype=np.float64)
-    section = np.array([block.section for block in tape.blocks])
+    # An optimizer that steps in the backward pass makes its state in the first slice only.
+    section = np.array([-1 if block.kind is Kind.OPTIMIZER_STATE else block.section for block in tape.blocks])
     powers = np.zeros((len(size), 2))
     for first, second in pairs:
         here, there = np.flatnonzero(section == first), np.flatnonzero(section == second)

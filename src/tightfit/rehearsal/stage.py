@@ -62,13 +62,13 @@ def play(
     """Build the training and go through its moments. Without `shapes_only` it is played on real tensors."""
     tape = Tape()
     tracer = Tracer(tape, scratch_on(device))
-    without_weights = job.model_copy(update={"random_weights": True})
     with shapes_without_data(device) if shapes_only else contextlib.nullcontext(), tracer:
         tape.begin("load")
-        parts = assemble(without_weights, recipe, device, labels, tokenizer)
+        parts = assemble(job, recipe, device, labels, tokenizer)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
         _set_number_format(parts)
         take_workspaces(device, tape)
+        follow_gradients(parts.model.parameters(), tracer)  # before a recipe's own hooks use them up
         optimizer = build_optimizer(parts)
         _train(parts, optimizer, extents.slices, tracer)
         _evaluate(parts, extents.evaluation, tracer)
@@ -93,7 +93,6 @@ def shapes_without_data(device: Device) -> Iterator[None]:
 
 def _train(parts: Parts, optimizer: torch.optim.Optimizer, slices: Sequence[Extent], tracer: Tracer) -> None:
     """One pass over the slices and two steps: the first makes the optimizer's state, the second finds it there."""
-    follow_gradients(parts.model.parameters(), tracer)
     tracer.tape.mark(PASS_BEGINS)
     run_slices(parts.model.train(), _slices(parts, slices, tracer), torch.Tensor.backward, tracer.tape.moment)
     tracer.tape.mark(PASS_ENDS)

@@ -9,14 +9,18 @@ from tightfit.strategies.freeze import Freeze
 from tightfit.strategies.max_length import MaxLength
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.slice import Slice
+from tightfit.strategies.slice_layers import SliceLayers
+from tightfit.strategies.step_in_backward import StepInBackward
 from tightfit.strategy import Strategy
 
 _ALL: tuple[type[Strategy], ...] = (
     AdamW,
     Slice,
     Checkpoint,
+    SliceLayers,
     MixedPrecision,
     Adafactor,
+    StepInBackward,
     Freeze,
     MaxLength,
 )

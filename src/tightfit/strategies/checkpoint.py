@@ -31,11 +31,13 @@ class Checkpoint(Strategy):
     frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "recomputes each layer's insides in the backward pass (gradient checkpointing)"
+    chooses: ClassVar[str | None] = "recomputation"
 
     every: int = Field(default=1, ge=1)
     """Checkpoint every n-th layer."""
 
     def apply(self, parts: Parts) -> Parts:
+        parts.model.config.get_text_config().use_cache = False  # a classifier has no use for it, and transformers warns
         if parts.model.supports_gradient_checkpointing:
             _as_transformers_does(parts.model, self.every)
         else:
