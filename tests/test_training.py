@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -373,3 +374,24 @@ def test_tensorboard_gets_the_curves(tiny_model: Path, reviews: Path, tmp_path: 
     job = job_of(tiny_model, reviews, max_steps=1)
     train(job, out=tmp_path / "run", device="cpu", report_to=["tensorboard"], quiet=True)
     assert list((tmp_path / "run").rglob("events.out.tfevents.*"))
+
+
+def test_stepping_in_backward_saves_and_resumes(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    """Optimizer state and schedule live in the same checkpoint as ever."""
+    words = ["slice-layers:size=4", "step-in-backward"]
+    settings = {
+        "model": str(tiny_model),
+        "data": str(reviews),
+        "batch_size": 8,
+        "max_length": 32,
+        "learning_rate": 5e-3,
+    }
+    whole = train(Job(**settings, epochs=3), words, out=tmp_path / "whole", device="cpu", quiet=True)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    _, *later = sorted((tmp_path / "again").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    for checkpoint in later:
+        shutil.rmtree(checkpoint)
+    (tmp_path / "again" / "run.json").unlink()
+    again = train(Job(**settings, epochs=3), words, out=tmp_path / "again", device="cpu", quiet=True, resume=True)
+    assert again.metrics["eval_loss"] == whole.metrics["eval_loss"]
+    assert again.steps == whole.steps

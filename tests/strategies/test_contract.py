@@ -40,14 +40,23 @@ class Outcome:
 
 
 class Moments:
-    """A moment that does nothing."""
+    """Looks at what is kept when a backward pass begins: activations, and gradients of earlier slices."""
+
+    def __init__(self, live: LiveBytes, model: torch.nn.Module) -> None:
+        self.live, self.model, self.activations = live, model, 0
 
     def __call__(self, name: str) -> Moments:
+        if name == "backward":
+            self.activations = max(self.activations, self.live.now - gradient_bytes(self.model))
         return self
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, *error: Any) -> None: ...
+
+
+def gradient_bytes(model: torch.nn.Module) -> int:
+    return bytes_of(p.grad for p in model.parameters() if p.grad is not None)
 
 
 def run(*words: str) -> Outcome:
@@ -59,10 +68,10 @@ def run(*words: str) -> Outcome:
         inputs = bytes_of(batch.values())
         with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
             slices = weighed_slices(parts.model, batch, parts.slice_rows, sort=parts.layer_rows is not None)
-            losses.append(float(run_slices(parts.model, slices, torch.Tensor.backward, Moments())))
-        gradients = bytes_of(p.grad for p in parts.model.parameters() if p.grad is not None)
-        if step:  # in the first one an optimizer that steps in the backward pass makes its state
-            activations = max(activations, live.peak - gradients)
+            moments = Moments(live, parts.model)
+            losses.append(float(run_slices(parts.model, slices, torch.Tensor.backward, moments)))
+        gradients = gradient_bytes(parts.model)
+        activations = max(activations, moments.activations)
         torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()

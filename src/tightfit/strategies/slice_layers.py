@@ -46,6 +46,7 @@ class SliceLayers(Strategy):
         stacks = layer_stacks(parts.model)
         if not stacks:
             raise RecipeError(f"'{self.name}' finds no layers in {type(parts.model).__name__}: use slice in its place.")
+        parts.model.config.get_text_config().use_cache = False  # a decoder would add up the keys of all pieces
         texts = _Texts()
         parts.model.register_forward_pre_hook(texts.look, with_kwargs=True)
         for layer in (layer for stack in stacks for layer in stack):
@@ -87,7 +88,7 @@ class _SlicedForward:
             cut = _Cut(start, min(start + self.rows, batch), batch, width, self._longest(start, batch, width))
             inputs = [cut(value) for value in (hidden, *args)], {key: cut(value) for key, value in kwargs.items()}
             pieces.append(self._run(*inputs))
-        return _joined(pieces, width)
+        return _joined(pieces, min(self.rows, batch), width)
 
     def _longest(self, start: int, batch: int, width: int) -> int:
         lengths = self.texts.lengths
@@ -132,17 +133,18 @@ class _Cut:
         return value
 
 
-def _joined(pieces: list[Any], width: int) -> Any:
+def _joined(pieces: list[Any], rows: int, width: int) -> Any:
     """The pieces' outputs below each other, padded to one width; a layer may return more than its states."""
     import torch
     from torch.nn.functional import pad
 
-    if isinstance(pieces[0], (tuple, list)):
-        return type(pieces[0])(_joined(list(parts), width) for parts in zip(*pieces, strict=True))
-    if not isinstance(pieces[0], torch.Tensor):
-        return pieces[0]
-    if pieces[0].dim() != 3:
-        return torch.cat(pieces)
-    return torch.cat(
-        [pad(piece, (0, 0, 0, width - piece.shape[1])) if piece.shape[1] < width else piece for piece in pieces]
-    )
+    first = pieces[0]
+    if isinstance(first, (tuple, list)):
+        return type(first)(_joined(list(parts), rows, width) for parts in zip(*pieces, strict=True))
+    if not isinstance(first, torch.Tensor) or first.shape[0] != rows:  # T5's position bias is one for all rows
+        return first
+    if first.dim() == 3:
+        pieces = [
+            pad(piece, (0, 0, 0, width - piece.shape[1])) if piece.shape[1] < width else piece for piece in pieces
+        ]
+    return torch.cat(pieces)

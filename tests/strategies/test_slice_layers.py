@@ -1,0 +1,99 @@
+"""Layers run a few rows at a time: the same gradients for every architecture, less padding, one backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from heads import CONFIGS, build, gradients, make_batch
+from parts import ROWS, parts_of
+
+from tightfit.data.slices import cut_slices
+from tightfit.errors import RecipeError
+
+
+def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
+    return next(cut_slices(make_batch(ROWS, longest=longest), ROWS, sort=True))[1]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_gradients_are_those_of_the_whole_batch(architecture: str, size: int) -> None:
+    batch = sorted_batch()
+    plain = build(architecture)
+    plain(**batch).loss.backward()
+    expected = gradients(plain)
+    parts = parts_of(f"slice-layers:size={size}", model=build(architecture))
+    parts.model(**batch).loss.backward()
+    found = gradients(parts.model)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_padding_is_not_computed() -> None:
+    parts = parts_of("slice-layers:size=2")
+    widths: list[int] = []
+    parts.model.bert.encoder.layer[0].attention.register_forward_hook(
+        lambda module, args, out: widths.append(out[0].shape[1] if isinstance(out, tuple) else out.shape[1])
+    )
+    batch = sorted_batch()
+    longest = batch["attention_mask"].sum(dim=1).reshape(-1, 2).amax(dim=1).tolist()
+    with torch.no_grad():
+        parts.model(**batch)
+    assert widths == longest
+    assert longest[-1] < longest[0]
+
+
+def test_each_gradient_arrives_once() -> None:
+    """So that an optimizer can step when it does."""
+    parts = parts_of("slice-layers:size=2")
+    times: dict[int, int] = {}
+    for parameter in parts.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: times.update({id(p): times.get(id(p), 0) + 1}))
+    parts.model(**sorted_batch()).loss.backward()
+    assert set(times.values()) == {1}
+
+
+def test_evaluation_is_left_alone() -> None:
+    parts = parts_of("slice-layers:size=2")
+    calls: list[int] = []
+    parts.model.bert.encoder.layer[0].attention.register_forward_hook(lambda *_: calls.append(1))
+    parts.model.eval()(**sorted_batch())
+    assert len(calls) == 1
+    assert parts.evaluation_rows == ROWS
+
+
+def test_a_model_without_layers_is_told_so() -> None:
+    class NoLayers(torch.nn.Module):
+        pass
+
+    with pytest.raises(RecipeError, match="use slice in its place"):
+        parts_of("slice-layers:size=2", model=NoLayers())
+
+
+def steps(*words: str, clip: float) -> Any:
+    from dataclasses import replace
+
+    from tightfit.assembly import build_optimizer
+
+    parts = replace(parts_of(*words), max_grad_norm=clip)
+    optimizer = build_optimizer(parts)
+    for _ in range(5):
+        parts.model(**sorted_batch()).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in parts.model.parameters()]), optimizer
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_stepping_in_the_backward_pass_is_the_same_step(optimizer: str) -> None:
+    expected, _ = steps(optimizer, clip=0.0)
+    found, stepped = steps(optimizer, "step-in-backward", clip=0.0)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
+    assert all(p.grad is None for group in stepped.param_groups for p in group["params"])
+
+
+def test_gradients_are_clipped_one_by_one() -> None:
+    free, _ = steps("adafactor", "step-in-backward", clip=0.0)
+    clipped, _ = steps("adafactor", "step-in-backward", clip=1e-6)
+    assert not torch.allclose(free, clipped)
