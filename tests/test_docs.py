@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def docs() -> Any:
+    sys.path.insert(0, str(ROOT / "scripts"))
     spec = importlib.util.spec_from_file_location("docs", ROOT / "scripts" / "docs.py")
     assert spec is not None
     assert spec.loader is not None
@@ -30,6 +33,22 @@ def test_generated_blocks_are_up_to_date(docs: Any, name: str) -> None:
     for block in docs.BLOCKS:
         assert f"<!-- {block} -->" in text, f"{name} has lost its block {block}"
     assert docs.filled(text, docs.READMES[name]) == text, "run `make docs`"
+
+
+def test_generated_files_are_up_to_date(docs: Any) -> None:
+    for path, content in docs.written().items():
+        assert path.read_text("utf-8") == content, f"run `make docs` for {path.name}"
+
+
+def test_the_records_keep_the_promise_of_accuracy(docs: Any) -> None:
+    spread = docs.records.Spread.of(docs.records.memory_runs())
+    assert spread.count >= 60
+    assert spread.median <= 0.02
+    assert spread.p95 <= 0.05
+    assert spread.too_low <= spread.count / 100
+    tables = docs.records.published_errors()
+    errors = [abs(e) for source in ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2") for e in tables[source]]
+    assert statistics.median(errors) <= 0.05
 
 
 def commands(name: str) -> list[list[str]]:
@@ -61,7 +80,7 @@ def test_the_python_of_the_readme_runs(trained: Path, tiny_model: Path, tmp_path
     from conftest import write_reviews
 
     text = (ROOT / "README.md").read_text("utf-8")
-    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    code, own_loop = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     code = code.replace("hfl/chinese-macbert-large", str(tiny_model)).replace("max_length=128", "max_length=64")
     code = code.replace("reviews.csv", str(write_reviews(tmp_path / "reviews.csv")))
     code = code.replace("runs/hotel", str(tmp_path / "hotel"))
@@ -69,6 +88,8 @@ def test_the_python_of_the_readme_runs(trained: Path, tiny_model: Path, tmp_path
     exec(compile(code, "README.md", "exec"), names)
     assert names["run"].metrics["eval_f1"] >= 0
     assert (tmp_path / "hotel" / "run.json").is_file()
+    exec(compile(own_loop, "README.md", "exec"), names)
+    assert names["bill"].fits
 
 
 def test_the_job_file_of_the_readme_is_one(tmp_path: Path) -> None:

@@ -15,10 +15,17 @@ THRESHOLD = 32 << 10
 
 
 def give_back_freed_memory() -> bool:
-    """Tune glibc for this process; elsewhere (macOS, Windows, musl) there is nothing to tune."""
+    """Tune glibc for this process and hand back what is free now; elsewhere there is nothing to tune."""
+    libc = _glibc()
+    if libc is None:
+        return False
+    tuned = all(libc.mallopt(option, THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
+    libc.malloc_trim(0)
+    return tuned
+
+
+def _glibc() -> ctypes.CDLL | None:
     if sys.platform != "linux":
-        return False
+        return None
     libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
-        return False
-    return all(libc.mallopt(option, THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
+    return libc if hasattr(libc, "gnu_get_libc_version") else None  # musl has neither

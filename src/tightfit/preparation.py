@@ -53,7 +53,9 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
     tokenizer = load_tokenizer(job.model)
     train = encode(data.split.train, tokenizer, job.max_length, data.labels)
     validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
-    bill, unforeseen = _foresee(job, recipe, device, data, tokenizer, Lengths.of(job, train, validation))
+    bill, unforeseen = _foresee(
+        job, recipe, device, data, tokenizer, Lengths.of(job, train.lengths, validation.lengths)
+    )
     parts = assemble(job, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)

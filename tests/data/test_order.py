@@ -9,7 +9,6 @@ import torch
 
 from tightfit import Job
 from tightfit.data.order import batches_of, steps_of
-from tightfit.data.tokens import Tokens
 from tightfit.rehearsal.lengths import Lengths
 
 
@@ -58,13 +57,12 @@ def test_the_worst_slice_is_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> N
 
     lengths = [5] * 40
     lengths[17] = 24
-    train = Tokens(None, lengths, 0)
-    found = Lengths.of(job(), train, Tokens(None, [6, 3], 0))
+    found = Lengths.of(job(), lengths, [6, 3])
     shapes = found.worst(parts_of("slice:size=2"))
     assert shapes.slices == ((2, 24), (2, 5))
     batch = next(i for i, rows in enumerate(batches_of(job(), 40)) if 17 in rows)
     assert shapes.batch == batch + 1
     assert f"batch {batch + 1} of 10" in str(shapes)
     if batch:
-        early = Lengths.of(job(max_steps=batch), train, Tokens(None, [6, 3], 0))
+        early = Lengths.of(job(max_steps=batch), lengths, [6, 3])
         assert early.worst(parts_of("slice:size=2")).slices == ((2, 5), (2, 5))

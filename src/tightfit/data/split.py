@@ -34,7 +34,7 @@ def split_rows(rows: Rows, validation: Rows | None, seed: int) -> Split:
         return _with_repeats_counted(Split(rows.dataset, validation.dataset, validation.digest))
     from sklearn.model_selection import train_test_split
 
-    labels = list(rows.dataset["label"])
+    labels = rows.dataset["label"][:]
     held_out = max(len(set(labels)), round(HELD_OUT * len(labels)))
     train, test = train_test_split(
         range(len(labels)), test_size=held_out, random_state=seed, stratify=labels, shuffle=True
@@ -94,9 +94,9 @@ def held_out_rows(folder: Path, rows: Rows) -> tuple[Any, tuple[str, ...]]:
 
 def fingerprints(dataset: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """One number per row that says whether two rows hold the same words and label."""
-    pairs = dataset["text_pair"] if "text_pair" in dataset.column_names else [""] * len(dataset)
+    pairs = dataset["text_pair"][:] if "text_pair" in dataset.column_names else [""] * len(dataset)
     return np.array(
-        [_fingerprint(*row) for row in zip(dataset["text"], pairs, dataset["label"], strict=True)],
+        [_fingerprint(*row) for row in zip(dataset["text"][:], pairs, dataset["label"][:], strict=True)],
         dtype=np.uint64,
     )
 

@@ -34,17 +34,33 @@ class Tokens:
 
 def encode(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
     """Turn texts into token ids, and labels into numbers where they are wanted."""
-    special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
-    if max_length <= special:
-        raise BadInput(f"{max_length} tokens leave no room for a text beside {special} special ones: allow more.")
+    _refuse_no_room(dataset, tokenizer, max_length)
     encoded = dataset.map(
         _encode_batch,
         batched=True,
         remove_columns=dataset.column_names,
         fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "ids": labels.ids if labels else None},
     )
-    lengths, cut = list(encoded["length"]), sum(encoded["cut"])
+    lengths, cut = encoded["length"][:], sum(encoded["cut"][:])
     return Tokens(encoded.remove_columns(list(_OWN)), lengths, cut)
+
+
+def token_lengths(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
+    """How long each text is for the model, without keeping the tokens."""
+    _refuse_no_room(dataset, tokenizer, max_length)
+    lengths: list[int] = []
+    for rows in dataset.iter(batch_size=1000):
+        pairs = [rows["text_pair"]] if "text_pair" in rows else []
+        few = {"return_attention_mask": False, "return_token_type_ids": False}
+        encoded = tokenizer(rows["text"], *pairs, truncation=True, max_length=max_length, **few)
+        lengths += [len(tokens) for tokens in encoded["input_ids"]]
+    return lengths
+
+
+def _refuse_no_room(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
+    if max_length <= special:
+        raise BadInput(f"{max_length} tokens leave no room for a text beside {special} special ones: allow more.")
 
 
 def _encode_batch(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tightfit.data.order import batches_of
-from tightfit.data.tokens import Tokens
 from tightfit.job import Job
 from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.strategy import Parts
@@ -41,13 +41,13 @@ class Lengths:
     """How often the model is evaluated; after the first time an earlier one may turn out the best."""
 
     @classmethod
-    def of(cls, job: Job, train: Tokens, validation: Tokens) -> Lengths:
-        """The batches as the seed deals them out."""
-        lengths, size = np.array(train.lengths), min(job.batch_size, len(train))
+    def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
+        """The batches as the seed deals them out, from the lengths of all texts."""
+        lengths, size = np.array(train), min(job.batch_size, len(train))
         rows = [np.sort(lengths[batch])[::-1] for batch in batches_of(job, len(lengths))]
         padded = np.array([np.pad(row, (0, size - len(row))) for row in rows])
         evaluations = math.ceil(len(rows) / math.ceil(len(lengths) / job.batch_size))
-        return cls(padded, tuple(sorted(validation.lengths, reverse=True)), evaluations)
+        return cls(padded, tuple(sorted(validation, reverse=True)), evaluations)
 
     @classmethod
     def uniform(cls, rows: int, length: int) -> Lengths:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from tightfit.assembly import assemble
 from tightfit.data.labels import Labels
-from tightfit.data.tokens import encode
+from tightfit.data.tokens import token_lengths
 from tightfit.device import Device
 from tightfit.errors import ModelError, TightfitError
 from tightfit.job import Job
@@ -142,8 +142,8 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
     from tightfit.weights import load_tokenizer
 
     data, tokenizer = read_data(job), load_tokenizer(job.model)
-    tokens = [encode(part, tokenizer, job.max_length) for part in (data.split.train, data.split.validation)]
-    return Rehearsal(job, device, data.labels, tokenizer, Lengths.of(job, *tokens), probe)
+    lengths = [token_lengths(part, tokenizer, job.max_length) for part in (data.split.train, data.split.validation)]
+    return Rehearsal(job, device, data.labels, tokenizer, Lengths.of(job, *lengths), probe)
 
 
 def _stamp(job: Job) -> tuple[int, ...]:
