@@ -97,12 +97,12 @@ def measured(configuration: str, recipe: str, data: tuple[Path, Path], folder: P
 
 
 def model(name: str, folder: Path) -> Path:
-    """A folder with the model's shape and a tokenizer; where it has none, that of bert-base-uncased will do."""
+    """A folder with the model's shape and a tokenizer; where it has none, that of bert-base-chinese will do."""
     there, mine = SHARED / "models" / name, folder / name
     if any(there.glob("tokenizer*")):
         return there
     if not mine.is_dir():
-        shutil.copytree(SHARED / "models" / "bert-base-uncased", mine)
+        shutil.copytree(SHARED / "models" / "bert-base-chinese", mine)
         if name in MADE:
             import transformers
 
