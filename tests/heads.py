@@ -18,6 +18,7 @@ _SMALL = {
     "attention_probs_dropout_prob": 0.0,
     "pad_token_id": 0,
     "num_labels": 3,
+    "use_cache": False,
 }
 _SPECIAL = {"cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2}
 _DISTIL = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 2, "dropout": 0.0, "attention_dropout": 0.0}

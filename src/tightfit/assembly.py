@@ -65,6 +65,7 @@ def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase) -
     task = find_task(job.task)
     config = load_config(job.model, **task.config_changes(labels))
     config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find a text's last token by it
+    config.get_text_config().use_cache = False  # keys and values of earlier tokens: for writing text, not for training
     set_seed(job.seed)  # the new head is the same whatever the recipe
     return load_model(task.head(), job.model, config, random_weights=job.random_weights)
 

@@ -37,7 +37,6 @@ class Checkpoint(Strategy):
     """Checkpoint every n-th layer."""
 
     def apply(self, parts: Parts) -> Parts:
-        parts.model.config.get_text_config().use_cache = False  # a classifier has no use for it, and transformers warns
         if parts.model.supports_gradient_checkpointing:
             _as_transformers_does(parts.model, self.every)
         else:

@@ -46,7 +46,6 @@ class SliceLayers(Strategy):
         stacks = layer_stacks(parts.model)
         if not stacks:
             raise RecipeError(f"'{self.name}' finds no layers in {type(parts.model).__name__}: use slice in its place.")
-        parts.model.config.get_text_config().use_cache = False  # a decoder would add up the keys of all pieces
         texts = _Texts()
         parts.model.register_forward_pre_hook(texts.look, with_kwargs=True)
         for layer in (layer for stack in stacks for layer in stack):
