@@ -48,7 +48,7 @@ def job_of(folder: Path) -> Job:
 
 def played(folder: Path, recipe: str = "", extents: Extents = EXTENTS, *, shapes_only: bool = True) -> Moments:
     words = Recipe.parse(recipe.split())
-    tape = play(job_of(folder), words, CPU, LABELS, TOKENIZER, extents, shapes_only=shapes_only).tape
+    tape = play(job_of(folder), words, CPU, LABELS, TOKENIZER, lambda _: extents, shapes_only=shapes_only).tape
     return moments_of(Timeline.of(tape, fixed_sizes(tape)), CPU, [*extents.slices, *extents.evaluation])
 
 
@@ -89,7 +89,7 @@ def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> N
     parts = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, lengths)._play(Recipe.parse(recipe.split()))
     assert parts.for_all
     shapes = lengths.worst(parts.parts)
-    exact = played(folder, recipe, Extents(shapes.slices, [shapes.evaluation]))
+    exact = played(folder, recipe, Extents(shapes.slices, [shapes.evaluation], shapes.padded))
     foretold = billed(folder, recipe, lengths)
     for moment, kinds in exact.items():
         assert total(foretold[moment]) == pytest.approx(total(kinds), rel=0.01), moment
@@ -153,3 +153,25 @@ def test_the_operation_that_looks_at_the_data_is_named(tmp_path: Path, monkeypat
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
     with pytest.raises(ModelError, match=r"looks at the data \(aten.nonzero.default\)"):
         billed(tmp_path, "", Lengths.uniform(8, 24))
+
+
+@pytest.mark.parametrize("folder", ["Bert", "T5"], indirect=True)
+def test_a_mask_is_there_only_where_texts_differ_in_length(folder: Path) -> None:
+    """As in a real run: transformers drops a mask of ones."""
+    import numpy as np
+
+    alike, unlike = Lengths.uniform(8, 24), Lengths(np.array([[24, 24, 24, 24, 9, 9, 9, 8]]), (24,) * 8)
+    assert total(billed(folder, "", alike)["forward"]) < total(billed(folder, "", unlike)["forward"])
+    sliced = [
+        total(billed(folder, "slice:size=4 max-length:tokens=8", lengths)["forward"]) for lengths in (alike, unlike)
+    ]
+    assert sliced[0] == sliced[1]
+
+
+def test_bills_do_not_depend_on_the_order_they_are_made_in(folder: Path) -> None:
+    rehearsal = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, Lengths.uniform(8, 24))
+    recipes = [Recipe.parse(words) for words in (["slice:size=2"], [], ["max-length:tokens=8"], ["slice:size=2"])]
+    moments = [rehearsal.bill(recipe).moments for recipe in recipes]
+    assert moments[0] == moments[3]
+    assert total(moments[0]["forward"]) < total(moments[1]["forward"])
+    assert len(rehearsal._played) == 1

@@ -23,6 +23,8 @@ class Shapes:
     batch: int = 1
     """Which batch holds the first of them, counted from 1."""
     batches: int = 1
+    padded: bool = True
+    """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
 
     def __str__(self) -> str:
         rows, length = self.slices[0]
@@ -62,10 +64,21 @@ class Lengths:
             (min(parts.slice_rows, size - start), self._longest(start, parts.max_length)) for start in starts
         )
         rows = min(parts.evaluation_rows, len(self.validation))
-        first = np.minimum(self.batches[:, 0], parts.max_length)
+        cut = np.minimum(self.batches, parts.max_length)
+        ragged = [self._ragged(cut[:, start : start + parts.slice_rows]) for start in starts]
         return Shapes(
-            slices, (rows, min(self.validation[0], parts.max_length)), int(first.argmax()) + 1, len(self.batches)
+            slices,
+            (rows, min(self.validation[0], parts.max_length)),
+            int(cut[:, 0].argmax()) + 1,
+            len(self.batches),
+            padded=any(ragged) or self.validation[rows - 1] < min(self.validation[0], parts.max_length),
         )
+
+    @staticmethod
+    def _ragged(slices: Numbers) -> bool:
+        """Whether one of the longest slices has a shorter text in it."""
+        longest = slices[slices[:, 0] == slices[:, 0].max()]
+        return bool((longest[:, -1] < longest[:, 0]).any())
 
     def _longest(self, column: int, limit: int) -> int:
         return max(1, min(limit, int(self.batches[:, column].max())))

@@ -15,7 +15,8 @@
     print(tightfit.rehearse(training, device="RTX 3050 4GB").peak)
 
 Everything is built inside, so that it is built without data. Weights are what modules register, gradients what
-arrives at them, optimizer state what optimizers keep; before `backward` it is the forward pass, after it the step.
+arrives at them, optimizer state what optimizers keep; a step begins with its forward pass, and so does a module called
+after a backward pass.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer as hooks
 
 from tightfit.device import Device
 from tightfit.errors import BadInput, ModelError
+from tightfit.meter import BETWEEN
 from tightfit.rehearsal.bill import Bill, moments_of
 from tightfit.rehearsal.kernels import scratch_on
 from tightfit.rehearsal.process import overhead_of
@@ -91,12 +94,16 @@ def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.
     def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         with tracer.tape.moment("backward"):
             _plain_backward(loss, *args, **kwargs)
-        tracer.tape.begin("forward")
 
     def stepped(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
         tracer.mark(state_of(optimizer), Kind.OPTIMIZER_STATE)
-        tracer.tape.begin("forward")
+        tracer.tape.begin(BETWEEN)
 
+    def called(*_: Any) -> None:
+        if tracer.tape.moments[-1][1] == BETWEEN:  # several passes for one step: the next one begins
+            tracer.tape.begin("forward")
+
+    entered = register_module_forward_pre_hook(called)
     before = hooks.register_optimizer_step_pre_hook(lambda *_: tracer.tape.begin("step"))
     after = hooks.register_optimizer_step_post_hook(stepped)
     try:
@@ -106,5 +113,6 @@ def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.
         ):
             yield
     finally:
+        entered.remove()
         before.remove()
         after.remove()

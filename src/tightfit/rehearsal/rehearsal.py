@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from tightfit.assembly import assemble
 from tightfit.data.labels import Labels
 from tightfit.data.tokens import token_lengths
 from tightfit.device import Device
@@ -19,8 +19,8 @@ from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill, moments_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.process import overhead_of
-from tightfit.rehearsal.sizes import NotAlike, Sizes, fixed_sizes, learn_sizes
-from tightfit.rehearsal.stage import Extents, Performance, play, shapes_without_data
+from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
+from tightfit.rehearsal.stage import Extents, Performance, play
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.strategy import Parts
 
@@ -51,7 +51,7 @@ class Rehearsal:
     lengths: Lengths
     probe: bool = False
     """Whether a model that looks at its data may be tried out on real tensors."""
-    _played: dict[tuple[str, ...], Played] = field(default_factory=dict)
+    _played: dict[tuple[bool, tuple[str, ...]], Played] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job, device: Device, *, probe: bool = False) -> Rehearsal:
@@ -60,14 +60,8 @@ class Rehearsal:
 
     def bill(self, recipe: Recipe) -> Bill:
         """What a recipe takes with this job's data."""
-        key = tuple(strategy.word for strategy in recipe.strategies if not strategy.shapes_only)
-        played = self._played.get(key)
-        if played is None or not played.for_all:
-            played = self._played[key] = self._play(recipe)
-        parts = played.parts
-        for strategy in recipe.strategies:
-            if strategy.shapes_only:
-                parts = strategy.apply(parts)
+        played = self._known(recipe) or self._play(recipe)
+        parts = self._with_shapes(played.parts, recipe)
         shapes = self.lengths.worst(parts)
         moments = moments_of(played.timeline, self.device, _extents(shapes, played))
         if self.lengths.evaluations < 2:
@@ -81,34 +75,52 @@ class Rehearsal:
             worst=str(shapes),
         )
 
+    def _known(self, recipe: Recipe) -> Played | None:
+        """What was played of the same strategies, if it holds for this recipe's rows and tokens."""
+        for padded in (True, False):
+            played = self._played.get(_key(recipe, padded))
+            if played is None:
+                continue
+            shapes = self.lengths.worst(self._with_shapes(played.parts, recipe))
+            return self._played.get(_key(recipe, shapes.padded))
+        return None
+
+    def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
+        """The parts with this recipe's rows and tokens, whatever they were played with."""
+        parts = replace(parts, slice_rows=self.job.batch_size, max_length=self.job.max_length)
+        for strategy in recipe.strategies:
+            if strategy.shapes_only:
+                parts = strategy.apply(parts)
+        return parts
+
     def _play(self, recipe: Recipe) -> Played:
         if not all(strategy.scales for strategy in recipe.strategies):
             return self._play_as_it_is(recipe)
-        longest = min(self.job.max_length, _LONGEST_PLAYED)
-        # No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these.
-        pair = ((6, longest), (4, max(1, longest * 3 // 4)))
-        performance = self._perform(recipe, Extents(pair, pair))
+        performance = self._perform(recipe, self._two_of_each)
         try:
-            return self._timeline(performance, learn_sizes(performance.tape, _PAIRS), for_all=True)
+            sizes = learn_sizes(performance.tape, _PAIRS)
         except NotAlike:
             return self._play_as_it_is(recipe)
+        played = Played(performance.parts, Timeline.of(performance.tape, sizes), for_all=True)
+        return self._played.setdefault(_key(recipe, performance.extents.padded), played)
 
     def _play_as_it_is(self, recipe: Recipe) -> Played:
-        with shapes_without_data(self.device):
-            parts = assemble(self._without_weights, recipe, self.device, self.labels, self.tokenizer)
+        performance = self._perform(recipe, self._worst)
+        return Played(performance.parts, Timeline.of(performance.tape, fixed_sizes(performance.tape)), for_all=False)
+
+    def _two_of_each(self, parts: Parts) -> Extents:
+        """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
+        longest = min(self.job.max_length, _LONGEST_PLAYED)
+        pair = ((6, longest), (4, max(1, longest * 3 // 4)))
+        return Extents(pair, pair, self.lengths.worst(parts).padded)
+
+    def _worst(self, parts: Parts) -> Extents:
         shapes = self.lengths.worst(parts)
-        performance = self._perform(recipe, Extents(shapes.slices, [shapes.evaluation]))
-        return self._timeline(performance, fixed_sizes(performance.tape), for_all=False)
+        return Extents(shapes.slices, [shapes.evaluation], shapes.padded)
 
-    @property
-    def _without_weights(self) -> Job:
-        return self.job.model_copy(update={"random_weights": True})
-
-    def _timeline(self, performance: Performance, sizes: Sizes, *, for_all: bool) -> Played:
-        return Played(performance.parts, Timeline.of(performance.tape, sizes), for_all)
-
-    def _perform(self, recipe: Recipe, extents: Extents) -> Performance:
-        stage = (self._without_weights, recipe, self.device, self.labels, self.tokenizer, extents)
+    def _perform(self, recipe: Recipe, extents: Callable[[Parts], Extents]) -> Performance:
+        without_weights = self.job.model_copy(update={"random_weights": True})
+        stage = (without_weights, recipe, self.device, self.labels, self.tokenizer, extents)
         try:
             return play(*stage)
         except TightfitError:
@@ -120,6 +132,10 @@ class Rehearsal:
                 f"'{self.job.model}' cannot be rehearsed: {_reason(error)}. "
                 "Add --probe to try a small step out on real tensors (--device cpu)."
             ) from error
+
+
+def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
+    return padded, tuple(strategy.word for strategy in recipe.strategies if not strategy.shapes_only)
 
 
 def _reason(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ class Extents:
 
     slices: Sequence[Extent]
     evaluation: Sequence[Extent]
+    padded: bool = True
+    """Whether there is something to mask; transformers drops a mask of ones, which takes less memory."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Performance:
 
     tape: Tape
     parts: Parts
+    extents: Extents
 
 
 def play(
@@ -55,7 +58,7 @@ def play(
     device: Device,
     labels: Labels,
     tokenizer: PreTrainedTokenizerBase,
-    extents: Extents,
+    choose_extents: Callable[[Parts], Extents],
     *,
     shapes_only: bool = True,
 ) -> Performance:
@@ -66,14 +69,15 @@ def play(
         tape.begin("load")
         parts = assemble(job, recipe, device, labels, tokenizer)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
+        extents = choose_extents(parts)
         _set_number_format(parts)
         take_workspaces(device, tape)
         follow_gradients(parts.model.parameters(), tracer)  # before a recipe's own hooks use them up
         optimizer = build_optimizer(parts)
-        _train(parts, optimizer, extents.slices, tracer)
-        _evaluate(parts, extents.evaluation, tracer)
+        _train(parts, optimizer, extents, tracer)
+        _evaluate(parts, extents, tracer)
         _save_and_load_best(parts, tape)
-    return Performance(tape, parts)
+    return Performance(tape, parts, extents)
 
 
 def take_workspaces(device: Device, tape: Tape) -> None:
@@ -91,10 +95,10 @@ def shapes_without_data(device: Device) -> Iterator[None]:
         yield
 
 
-def _train(parts: Parts, optimizer: torch.optim.Optimizer, slices: Sequence[Extent], tracer: Tracer) -> None:
+def _train(parts: Parts, optimizer: torch.optim.Optimizer, extents: Extents, tracer: Tracer) -> None:
     """One pass over the slices and two steps: the first makes the optimizer's state, the second finds it there."""
     tracer.tape.mark(PASS_BEGINS)
-    run_slices(parts.model.train(), _slices(parts, slices, tracer), torch.Tensor.backward, tracer.tape.moment)
+    run_slices(parts.model.train(), _slices(parts, extents, tracer), torch.Tensor.backward, tracer.tape.moment)
     tracer.tape.mark(PASS_ENDS)
     _step(parts, optimizer, tracer)
     tracer.tape.mark(STATE_IS_THERE)
@@ -125,14 +129,14 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
-def _evaluate(parts: Parts, batches: Sequence[Extent], tracer: Tracer) -> None:
-    for rows, length in batches:
+def _evaluate(parts: Parts, extents: Extents, tracer: Tracer) -> None:
+    for rows, length in extents.evaluation:
         with (
             tracer.tape.section("evaluation", rows, length),
             tracer.tape.moment("evaluate"),
             torch.no_grad(),
         ):
-            parts.model.eval()(**_batch(parts, rows, length, tracer))
+            parts.model.eval()(**_batch(parts, rows, length, extents.padded, tracer))
 
 
 def _save_and_load_best(parts: Parts, tape: Tape) -> None:
@@ -145,21 +149,22 @@ def _save_and_load_best(parts: Parts, tape: Tape) -> None:
             weight.copy_(torch.empty_like(weight))
 
 
-def _slices(parts: Parts, slices: Sequence[Extent], tracer: Tracer) -> Iterator[tuple[float, Batch]]:
-    for rows, length in slices:
+def _slices(parts: Parts, extents: Extents, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
+    for rows, length in extents.slices:
         with tracer.tape.section("slice", rows, length):
             tracer.tape.begin(BETWEEN)
-            yield 1.0 / len(slices), _batch(parts, rows, length, tracer)
+            yield 1.0 / len(extents.slices), _batch(parts, rows, length, extents.padded, tracer)
             tracer.tape.begin(BETWEEN)
 
 
-def _batch(parts: Parts, rows: int, length: int, tracer: Tracer) -> Batch:
+def _batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
     ids = torch.ones((rows, length), dtype=torch.long)
     end = getattr(parts.model.config, "eos_token_id", None)
     ids[:, -1] = end if isinstance(end, int) else 1  # some heads read a text at its end token
-    mask = torch.ones_like(ids)
-    mask[-1, -1] = 0  # with nothing to mask transformers would drop the mask, which is less than the worst
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.ones(rows, dtype=torch.long)}
+    batch = {"input_ids": ids, "labels": torch.ones(rows, dtype=torch.long)}
+    if padded:
+        batch["attention_mask"] = torch.ones_like(ids)
+        batch["attention_mask"][-1, -1] = 0
     tracer.mark(batch.values(), Kind.INPUTS)
     return batch
 
