@@ -32,6 +32,12 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "Roberta": (hf.RobertaConfig, _SPECIAL),
     "DistilBert": (hf.DistilBertConfig, {**_DISTIL, "seq_classif_dropout": 0.0}),
     "DebertaV2": (hf.DebertaV2Config, {"pooler_dropout": 0.0, "pooler_hidden_size": 32}),
+    "DebertaV3": (
+        hf.DebertaV2Config,
+        {"pooler_dropout": 0.0, "pooler_hidden_size": 32, "relative_attention": True, "position_buckets": 8}
+        | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    ),
+    "XLMRoberta": (hf.XLMRobertaConfig, _SPECIAL),
     "ModernBert": (hf.ModernBertConfig, _SPECIAL),
     "Qwen2": (hf.Qwen2Config, {"num_key_value_heads": 2}),
     "Llama": (hf.LlamaConfig, {"num_key_value_heads": 2}),

@@ -66,3 +66,16 @@ def test_the_worst_slice_is_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> N
     if batch:
         early = Lengths.of(job(max_steps=batch), lengths, [6, 3])
         assert early.worst(parts_of("slice:size=2")).slices == ((2, 5), (2, 5))
+
+
+def test_lengths_are_those_of_the_encoded_rows(tiny_model: Path, reviews: Path) -> None:
+    from tightfit.data.rows import load_rows
+    from tightfit.data.tokens import encode, token_lengths
+    from tightfit.weights import load_tokenizer
+
+    rows, _ = load_rows(str(reviews))
+    tokenizer = load_tokenizer(str(tiny_model))
+    pairs = rows.dataset.map(lambda row: {"text_pair": row["text"][:10]})
+    for dataset in (rows.dataset, pairs):
+        assert token_lengths(dataset, tokenizer, 12) == encode(dataset, tokenizer, 12).lengths
+    assert max(token_lengths(rows.dataset, tokenizer, 99)) > 12

@@ -26,4 +26,5 @@ def rehearse(job: Job | Loop, use: str | Sequence[str] = (), device: str | None 
         return rehearse_loop(job, where)
     from tightfit.rehearsal.rehearsal import Rehearsal
 
-    return Rehearsal.of(job, where, probe=probe).bill(Recipe.parse([use] if isinstance(use, str) else use))
+    recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
+    return Rehearsal.of(job, where, probe=probe).bill(recipe)

@@ -100,9 +100,9 @@ def _train(parts: Parts, optimizer: torch.optim.Optimizer, extents: Extents, tra
     tracer.tape.mark(PASS_BEGINS)
     run_slices(parts.model.train(), _slices(parts, extents, tracer), torch.Tensor.backward, tracer.tape.moment)
     tracer.tape.mark(PASS_ENDS)
-    _step(parts, optimizer, tracer)
+    _step(parts, optimizer, tracer, clip=parts.max_grad_norm)
     tracer.tape.mark(STATE_IS_THERE)
-    _step(parts, optimizer, tracer)
+    _step(parts, optimizer, tracer, clip=0)
     parts.model.zero_grad()
 
 
@@ -115,10 +115,10 @@ def follow_gradients(parameters: Iterable[torch.nn.Parameter], tracer: Tracer) -
             )
 
 
-def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
+def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer, *, clip: float) -> None:
     with tracer.tape.moment("step"):
-        if parts.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
+        if clip:  # leaves nothing behind, so once is enough
+            torch.nn.utils.clip_grad_norm_(parts.model.parameters(), clip)
         optimizer.step()
         tracer.mark(state_of(optimizer), Kind.OPTIMIZER_STATE)
 
