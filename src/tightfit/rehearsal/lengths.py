@@ -20,6 +20,8 @@ class Shapes:
 
     slices: tuple[Extent, ...]
     evaluation: Extent
+    first: tuple[Extent, ...] = ()
+    """Of the first batch, when there is no optimizer state yet; the others are the largest after it."""
     batch: int = 1
     """Which batch holds the first of them, counted from 1."""
     batches: int = 1
@@ -27,7 +29,7 @@ class Shapes:
     """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
 
     def __str__(self) -> str:
-        rows, length = self.slices[0]
+        rows, length = max(self.slices[0], self.first[0])
         return f"the largest slice is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
 
 
@@ -58,27 +60,27 @@ class Lengths:
 
     def worst(self, parts: Parts) -> Shapes:
         """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first."""
-        size = self.batches.shape[1]
-        starts = range(0, size, parts.slice_rows)[:2]
-        slices = tuple(
-            (min(parts.slice_rows, size - start), self._longest(start, parts.max_length)) for start in starts
-        )
-        rows = min(parts.evaluation_rows, len(self.validation))
         cut = np.minimum(self.batches, parts.max_length)
-        ragged = [self._ragged(cut[:, start : start + parts.slice_rows]) for start in starts]
+        later = cut[1:] if len(cut) > 1 else cut
+        starts = range(0, cut.shape[1], parts.slice_rows)[:2]
+        rows = min(parts.evaluation_rows, len(self.validation))
+        ragged = [_ragged(later[:, start : start + parts.slice_rows]) for start in starts]
         return Shapes(
-            slices,
-            (rows, min(self.validation[0], parts.max_length)),
-            int(cut[:, 0].argmax()) + 1,
-            len(self.batches),
+            slices=tuple(_largest(later[:, start : start + parts.slice_rows]) for start in starts),
+            evaluation=(rows, min(self.validation[0], parts.max_length)),
+            first=tuple(_largest(cut[:1, start : start + parts.slice_rows]) for start in starts),
+            batch=int(cut[:, 0].argmax()) + 1,
+            batches=len(self.batches),
             padded=any(ragged) or self.validation[rows - 1] < min(self.validation[0], parts.max_length),
         )
 
-    @staticmethod
-    def _ragged(slices: Numbers) -> bool:
-        """Whether one of the longest slices has a shorter text in it."""
-        longest = slices[slices[:, 0] == slices[:, 0].max()]
-        return bool((longest[:, -1] < longest[:, 0]).any())
 
-    def _longest(self, column: int, limit: int) -> int:
-        return max(1, min(limit, int(self.batches[:, column].max())))
+def _largest(slices: Numbers) -> Extent:
+    """Rows and tokens of the longest of some slices."""
+    return slices.shape[1], max(1, int(slices[:, 0].max()))
+
+
+def _ragged(slices: Numbers) -> bool:
+    """Whether one of the longest slices has a shorter text in it."""
+    longest = slices[slices[:, 0] == slices[:, 0].max()]
+    return bool((longest[:, -1] < longest[:, 0]).any())

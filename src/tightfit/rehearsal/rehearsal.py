@@ -148,8 +148,8 @@ def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
     """The rows and tokens of every section that was played."""
     if not played.for_all:
         return [*shapes.slices, shapes.evaluation]
-    slices = [*shapes.slices, None][:2]
-    return [*slices, shapes.evaluation, None]
+    first, later = ([*slices, None][:2] for slices in (shapes.first, shapes.slices))
+    return [*first, shapes.evaluation, None, *later, None, None]
 
 
 @lru_cache(maxsize=4)

@@ -40,6 +40,8 @@ class Timeline:
     sizes: Sizes
     spans: list[Span]
     end: int
+    sections: int
+    """How many there are in one pass; the second pass has as many of its own."""
 
     @classmethod
     def of(cls, tape: Tape, sizes: Sizes) -> Timeline:
@@ -53,6 +55,7 @@ class Timeline:
             sizes=sizes,
             spans=spans,
             end=end,
+            sections=len(tape.sections),
         )
         if STATE_IS_THERE not in tape.marks:
             return once
@@ -66,7 +69,11 @@ class Timeline:
         return change.cumsum(axis=0)
 
     def read(self, extents: Sequence[Extent | None]) -> tuple[Numbers, list[Span]]:
-        """Sizes of all blocks, and the spans that take place, for these rows and tokens."""
+        """Sizes of all blocks, and the spans that take place, for these rows and tokens of each section.
+
+        The second pass is like the first unless its sections are given too.
+        """
+        extents = [*extents, *extents[len(extents) - self.sections :]][: 2 * self.sections] or extents
         spans = [span for span in self.spans if span.section < 0 or extents[span.section] is not None]
         return self.sizes.at(extents), spans
 
@@ -85,7 +92,11 @@ class Timeline:
             born=np.concatenate([born, self.born[chosen] + shift]),
             died=np.concatenate([first_died, second_died[chosen]]),
             kind=np.concatenate([self.kind, self.kind[chosen]]),
-            sizes=Sizes(*(np.concatenate([a, a[chosen]]) for a in (sizes.coefficient, sizes.powers, sizes.section))),
+            sizes=Sizes(
+                np.concatenate([sizes.coefficient, sizes.coefficient[chosen]]),
+                np.concatenate([sizes.powers, sizes.powers[chosen]]),
+                np.concatenate([sizes.section, self._again(sizes.section[chosen])]),
+            ),
             spans=self._spans_twice(begins, ends, state),
             end=self.end + inserted,
         )
@@ -97,5 +108,10 @@ class Timeline:
             late = inserted if span.start >= state else 0
             spans.append(replace(span, start=span.start + late, end=span.end + late))
             if begins <= span.start and span.end <= ends:
-                spans.append(replace(span, start=span.start + shift, end=span.end + shift))
+                section = int(self._again(np.array(span.section)))
+                spans.append(replace(span, start=span.start + shift, end=span.end + shift, section=section))
         return spans
+
+    def _again(self, section: Numbers) -> Numbers:
+        """The sections of the second pass are counted after those of the first: its batch is another one."""
+        return np.where(section < 0, section, section + self.sections)
