@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from quality import ROOT, SHARED, split
 
 RECORD = ROOT / "records" / "memory.json"
@@ -103,9 +105,10 @@ def model(name: str, folder: Path) -> Path:
         return there
     if not mine.is_dir():
         shutil.copytree(SHARED / "models" / "bert-base-chinese", mine)
+        transformers.AutoTokenizer.from_pretrained(mine).save_pretrained(
+            mine
+        )  # its special tokens, written out for other architectures
         if name in MADE:
-            import transformers
-
             kind, settings = MADE[name]
             getattr(transformers, kind)(**settings).save_pretrained(mine)
         else:

@@ -29,7 +29,8 @@ def test_gradients_are_the_same(architecture: str, every: int) -> None:
     recomputed = {name: seen["forward"] for name, seen in calls.items()}
     assert any(count > 1 for count in recomputed.values()), "no layer was computed again"
     if every == 2 and architecture not in ("Albert", "T5"):
-        assert sorted(recomputed.values()) == [1, 2]
+        once, twice = sorted(recomputed.values())  # DeBERTa-v3 uses its first map twice in one pass
+        assert twice == 2 * once
 
 
 def count_layer_calls(model: Any) -> dict[str, dict[str, int]]:
