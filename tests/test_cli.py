@@ -66,7 +66,8 @@ def test_train_prints_its_record_and_nothing_else(run: Run, tiny_model: Path, re
 def test_train_for_people(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     code, out, err = run(*quick(tiny_model, reviews, tmp_path / "run"), "--use", "freeze")
     assert code == 0
-    assert "← peak" in out
+    assert " ←" in out
+    assert "It fits: this machine's CPU has" in out
     assert "recipe    freeze (result: different)" in out
     assert "still train" in err
     assert "54 rows to train on, 6 to validate on" in err
@@ -231,9 +232,22 @@ def test_rehearse(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> 
     assert bill["bill"]["step"]["gradients"] == 4 * bill["trainable_parameters"]
     code, out, _ = run(*words)
     assert code == 0
-    assert "← peak" in out
+    assert " ←" in out
+    assert "It fits: this machine's CPU has" in out
     expect_refused(run(*words, "--device", "mps"), "--device cpu", None)
     expect_refused(run("rehearse", "--model", tiny_model), "--data is missing", None)
+
+
+def test_rehearse_for_a_card_that_is_not_here(run: Run, tiny_model: Path, reviews: Path) -> None:
+    words = ["rehearse", "--model", tiny_model, "--data", reviews, "--max-length", 32]
+    code, out, _ = run(*words, "--device", "gtx 1650", "--json")
+    bill = json.loads(out)
+    assert code == 0
+    assert bill["device"] == "GTX 1650 4GB"
+    assert bill["fits"] is True
+    assert bill["error_band"][0] <= bill["peak_bytes"] <= bill["error_band"][1]
+    assert bill["peak_bytes"] == bill["overhead_bytes"] + max(sum(kinds.values()) for kinds in bill["bill"].values())
+    expect_refused(run(*words, "--device", "rtx 3051"), "did you mean 'RTX 3050 4GB'", None)
 
 
 def test_strategies_are_listed(run: Run) -> None:
