@@ -73,12 +73,12 @@ def test_the_peak_of_a_fresh_process_is_as_foretold(recipe: str, tiny_model: Pat
 def test_a_model_that_cannot_be_rehearsed_is_trained(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightfit import preparation
+    from tightfit.rehearsal.rehearsal import Rehearsal
 
     def stumble(*args: Any) -> None:
         raise RuntimeError("an operation without a shape")
 
-    monkeypatch.setattr(preparation, "make_bill", stumble)
+    monkeypatch.setattr(Rehearsal, "bill", stumble)
     run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu", quiet=True)
     assert run.steps == 1
     assert run.predicted.peak_bytes is None
