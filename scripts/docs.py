@@ -175,7 +175,7 @@ def published(language: str) -> str:
         (
             source,
             str(len(errors)),
-            percent(statistics.median(map(abs, errors))),
+            f"{statistics.median(map(abs, errors)):.1%}",
             percent(min(errors)),
             percent(max(errors)),
         )
