@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 from unittest import mock
 
@@ -33,7 +33,7 @@ def kernels(device: Device) -> Iterator[None]:
             patches.enter_context(mock.patch.object(_functions, name, _in_32_bits(getattr(_functions, name))))
         patches.enter_context(mock.patch.object(torch, "softmax", _in_32_bits(torch.softmax)))
         patches.enter_context(mock.patch.object(_functions, "dropout", _dropout))
-        attention = _attention_with_flash if device.compute >= _FLASH_COMPUTE else _attention
+        attention = partial(_attention, device.compute >= _FLASH_COMPUTE)
         patches.enter_context(mock.patch.object(_functions, "scaled_dot_product_attention", attention))
         yield
 
@@ -58,6 +58,7 @@ def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace
 
 
 def _attention(
+    flash: bool,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -67,39 +68,20 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The memory-efficient kernel: any number format, any mask that is not learnt."""
+    """Flash attention for 16 bits and no mask; the memory-efficient kernel for any other mask that is not learnt."""
     if query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad):
         return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     key, value = (_repeated(side, query.shape[1]) for side in (key, value))
+    narrow = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _FLASH_WIDTH
+    if flash and narrow and attn_mask is None:
+        run_flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return run_flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     mask = additive(attn_mask, query.dtype)
     if mask is not None:
         mask = mask.expand(*query.shape[:3], key.shape[2])
     kept = torch.is_grad_enabled() and any(side.requires_grad for side in (query, key, value))
-    out = torch.ops.aten._scaled_dot_product_efficient_attention(
-        query, key, value, mask, kept, dropout_p, is_causal, scale=scale
-    )
-    return out[0]
-
-
-def _attention_with_flash(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """Flash attention takes 16 bits and no mask."""
-    narrow = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _FLASH_WIDTH
-    if attn_mask is not None or not narrow or query.dim() != 4:
-        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    key, value = (_repeated(side, query.shape[1]) for side in (key, value))
-    out = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal, False, scale=scale
-    )
-    return out[0]
+    run_efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return run_efficient(query, key, value, mask, kept, dropout_p, is_causal, scale=scale)[0]
 
 
 def _repeated(side: torch.Tensor, heads: int) -> torch.Tensor:
