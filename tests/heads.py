@@ -61,10 +61,11 @@ def build(architecture: str, head: str = "sequence") -> Any:
     return HEADS[head].from_config(small_config(architecture)).train()
 
 
-def small_config(architecture: str) -> Any:
+def small_config(architecture: str, layers: int = 2) -> Any:
     """The shape of a small model."""
     kind, extra = CONFIGS[architecture]
-    return kind(**{**_SMALL, **extra})
+    depths = {name: layers for name in extra if name in ("n_layer", "n_layers", "num_layers")}
+    return kind(**{**_SMALL, **extra, **depths, "num_hidden_layers": layers})
 
 
 def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import write_reviews
@@ -240,6 +241,22 @@ def test_f1_is_of_label_one_or_the_mean_over_labels() -> None:
     assert f1([1, 1, 0, 0], [1, 0, 1, 0], 2) == pytest.approx(0.5)
     assert f1([0, 0, 0, 1], [0, 0, 1, 1], 2) == pytest.approx(2 / 3)
     assert f1([0, 1, 1, 2], [0, 1, 2, 2], 3) == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+
+
+@pytest.mark.parametrize("labels", [2, 3, 7])
+def test_metrics_are_those_of_scikit_learn(labels: int) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+    from transformers import EvalPrediction
+
+    from tightfit.tasks.text_classification import TextClassification
+
+    chance = np.random.default_rng(labels)
+    for rows in (1, 2, 5, 40):
+        logits, truth = chance.normal(size=(rows, labels)), chance.integers(labels, size=rows)
+        found = TextClassification().metrics(EvalPrediction(logits, truth))
+        average = "binary" if labels == 2 else "macro"
+        f1 = f1_score(truth, logits.argmax(-1), average=average, zero_division=0)
+        assert found == pytest.approx({"accuracy": accuracy_score(truth, logits.argmax(-1)), "f1": f1})
 
 
 def test_a_stopped_run_goes_on(

@@ -8,6 +8,7 @@ from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError
 from tightfit.job import Job
+from tightfit.layers import set_depth
 from tightfit.recipe import Recipe
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.step_in_backward import step_in_backward
@@ -20,9 +21,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def assemble(job: Job, recipe: Recipe, device: Device, labels: Labels, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Build the model and put the recipe's strategies on it."""
-    model = _build_model(job, labels, tokenizer)
+def assemble(
+    job: Job,
+    recipe: Recipe,
+    device: Device,
+    labels: Labels,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    layers: int | None = None,
+) -> Parts:
+    """Build the model and put the recipe's strategies on it. With `layers` the model has only so many."""
+    model = _build_model(job, labels, tokenizer, layers)
     _refuse_too_long(job, model)
     parts = Parts(
         model=model,
@@ -59,13 +68,15 @@ def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, layers: int | None) -> PreTrainedModel:
     from transformers import set_seed
 
     task = find_task(job.task)
     config = load_config(job.model, **task.config_changes(labels))
     config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find a text's last token by it
     config.get_text_config().use_cache = False  # keys and values of earlier tokens: for writing text, not for training
+    if layers is not None:
+        set_depth(config, layers)
     set_seed(job.seed)  # the new head is the same whatever the recipe
     return load_model(task.head(), job.model, config, random_weights=job.random_weights)
 

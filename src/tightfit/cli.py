@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -67,6 +68,7 @@ def rehearse(
 ) -> None:
     """Say what memory a training would take, by moment and kind, without weights and before the first step."""
     job, words = _job_and_recipe(file, settings, use, "rehearse")
+    gc.disable()  # for these few seconds: libraries make a million objects while they load, and no garbage
 
     from tightfit.rehearsal import rehearse as run_rehearsal
     from tightfit.report.screen import Screen

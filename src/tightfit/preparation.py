@@ -79,10 +79,11 @@ def _foresee(
     job: Job, recipe: Recipe, device: Device, data: JobData, tokenizer: PreTrainedTokenizerBase, lengths: Lengths
 ) -> tuple[Bill | None, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
+    from tightfit.rehearsal.performing import Company
     from tightfit.rehearsal.rehearsal import Rehearsal
 
     try:
-        return Rehearsal(job, device, data.labels, tokenizer, lengths).bill(recipe), ()
+        return Rehearsal(Company(job, device, data.labels, tokenizer), lengths).bill(recipe), ()
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run

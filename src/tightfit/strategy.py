@@ -114,6 +114,11 @@ class Strategy(ABC):
         """Return the parts with this strategy in them, or raise RecipeError where it cannot work."""
 
     @property
+    def period(self) -> int | None:
+        """After how many layers it does the same again; None if it treats some layer unlike the others."""
+        return 1
+
+    @property
     def word(self) -> str:
         """The strategy as the user would write it: `name:key=value,key=value`, defaults left out."""
         given = {name: getattr(self, name) for name in self.settings()}

@@ -19,6 +19,7 @@ from tightfit.rehearsal.bill import Bill
 from tightfit.rehearsal.kernels import kernels_of, scratch_on
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.own_loop import rehearse_loop
+from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.rehearsal import Rehearsal
 from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.tracer import Tracer
@@ -101,7 +102,7 @@ def ladder(tmp_path_factory: pytest.TempPathFactory) -> list[Bill]:
         folder
     )
     job = Job(model=str(folder), data="none", batch_size=32, max_length=128)
-    rehearsal = Rehearsal(job, CARD, Labels(("a", "b")), TOKENIZER, Lengths.uniform(32, 128))
+    rehearsal = Rehearsal(Company(job, CARD, Labels(("a", "b")), TOKENIZER), Lengths.uniform(32, 128))
     return [rehearsal.bill(Recipe.parse(RUNGS[1 : count + 1])) for count in range(len(RUNGS))]
 
 

@@ -15,6 +15,7 @@ from tightfit.data.labels import Labels
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import MOMENTS, moments_of
 from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.rehearsal import Rehearsal
 from tightfit.rehearsal.sizes import fixed_sizes
 from tightfit.rehearsal.stage import Extents, play
@@ -46,6 +47,10 @@ def job_of(folder: Path) -> Job:
     return Job(model=str(folder), data="none", batch_size=8, max_length=24, random_weights=True)
 
 
+def company_of(folder: Path) -> Company:
+    return Company(job_of(folder), CPU, LABELS, TOKENIZER)
+
+
 def played(folder: Path, recipe: str = "", extents: Extents = EXTENTS, *, shapes_only: bool = True) -> Moments:
     words = Recipe.parse(recipe.split())
     tape = play(job_of(folder), words, CPU, LABELS, TOKENIZER, lambda _: extents, shapes_only=shapes_only).tape
@@ -53,7 +58,7 @@ def played(folder: Path, recipe: str = "", extents: Extents = EXTENTS, *, shapes
 
 
 def billed(folder: Path, recipe: str, lengths: Lengths) -> Moments:
-    return Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, lengths).bill(Recipe.parse(recipe.split())).moments
+    return Rehearsal(company_of(folder), lengths).bill(Recipe.parse(recipe.split())).moments
 
 
 def total(kinds: dict[Kind, int]) -> int:
@@ -86,7 +91,7 @@ def test_every_architecture_is_rehearsed(folder: Path) -> None:
 @pytest.mark.parametrize("recipe", ["", "slice:size=3", "slice:size=1 checkpoint", "slice:size=2 max-length:tokens=11"])
 def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> None:
     lengths = Lengths.uniform(8, 23)
-    parts = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, lengths)._play(Recipe.parse(recipe.split()))
+    parts = Rehearsal(company_of(folder), lengths)._play(Recipe.parse(recipe.split()))
     assert parts.for_all
     shapes = lengths.worst(parts.parts)
     exact = played(folder, recipe, Extents(shapes.slices, [shapes.evaluation], shapes.padded))
@@ -96,7 +101,7 @@ def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> N
 
 
 def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> None:
-    rehearsal = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, Lengths.uniform(8, 24))
+    rehearsal = Rehearsal(company_of(folder), Lengths.uniform(8, 24))
     bill = rehearsal.bill(Recipe())
     kinds = bill.moments["step"]
     assert kinds[Kind.WEIGHTS] == pytest.approx(4 * bill.parameters, rel=0.02)
@@ -169,7 +174,7 @@ def test_a_mask_is_there_only_where_texts_differ_in_length(folder: Path) -> None
 
 
 def test_bills_do_not_depend_on_the_order_they_are_made_in(folder: Path) -> None:
-    rehearsal = Rehearsal(job_of(folder), CPU, LABELS, TOKENIZER, Lengths.uniform(8, 24))
+    rehearsal = Rehearsal(company_of(folder), Lengths.uniform(8, 24))
     recipes = [Recipe.parse(words) for words in (["slice:size=2"], [], ["max-length:tokens=8"], ["slice:size=2"])]
     moments = [rehearsal.bill(recipe).moments for recipe in recipes]
     assert moments[0] == moments[3]

@@ -32,16 +32,23 @@ def split_rows(rows: Rows, validation: Rows | None, seed: int) -> Split:
     """Hold out the given validation rows, or a seeded tenth of each label."""
     if validation is not None:
         return _with_repeats_counted(Split(rows.dataset, validation.dataset, validation.digest))
-    from sklearn.model_selection import train_test_split
+    held_out = _draw(np.array(rows.dataset["label"][:]), np.random.default_rng(seed))
+    train, test = (rows.dataset.select(np.flatnonzero(side)) for side in (~held_out, held_out))
+    return _with_repeats_counted(Split(train, test, rows.digest))
 
-    labels = rows.dataset["label"][:]
-    held_out = max(len(set(labels)), round(HELD_OUT * len(labels)))
-    train, test = train_test_split(
-        range(len(labels)), test_size=held_out, random_state=seed, stratify=labels, shuffle=True
-    )
-    return _with_repeats_counted(
-        Split(rows.dataset.select(sorted(train)), rows.dataset.select(sorted(test)), rows.digest)
-    )
+
+def _draw(labels: np.ndarray[Any, Any], chance: np.random.Generator) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are held out: a tenth in all, the same share of every label, at least one row of each."""
+    _, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    wanted = max(len(sizes), round(HELD_OUT * len(labels)))
+    shares = sizes * wanted / len(labels)
+    counts = shares.astype(int)
+    counts[np.argsort(counts - shares, kind="stable")[: wanted - counts.sum()]] += 1  # the largest rests first
+    order = chance.permutation(len(labels))
+    held_out = np.zeros(len(labels), dtype=bool)
+    for number, count in enumerate(np.clip(counts, 1, np.maximum(sizes - 1, 1))):
+        held_out[order[label[order] == number][:count]] = True
+    return held_out
 
 
 def save_split(folder: Path, split: Split) -> None:

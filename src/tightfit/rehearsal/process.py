@@ -22,7 +22,6 @@ def overhead_of(device: Device) -> int:
 @cache
 def _load_everything() -> None:
     """Libraries, and by one small real step also threads, kernels and their buffers: some 30 MB that stay."""
-    import sklearn.metrics  # noqa: F401
     import torch
 
     import tightfit.trainer  # noqa: F401

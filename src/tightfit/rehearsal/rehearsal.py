@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
-from tightfit.data.labels import Labels
 from tightfit.data.tokens import token_lengths
 from tightfit.device import Device
-from tightfit.errors import ModelError, TightfitError
 from tightfit.job import Job
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill, moments_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
+from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
-from tightfit.rehearsal.stage import Extents, Performance, play
+from tightfit.rehearsal.stage import Extents, Performance
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.strategy import Parts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _LONGEST_PLAYED = 128
 _PAIRS = ((0, 1), (2, 3))  # two slices, two batches of the evaluation
@@ -35,22 +27,22 @@ _PAIRS = ((0, 1), (2, 3))  # two slices, two batches of the evaluation
 class Played:
     """A recipe as it was played, and whether its sizes hold for other rows and tokens."""
 
-    parts: Parts
+    performance: Performance
     timeline: Timeline
     for_all: bool
+
+    @property
+    def parts(self) -> Parts:
+        """The parts as shapes."""
+        return self.performance.parts
 
 
 @dataclass
 class Rehearsal:
     """Makes bills."""
 
-    job: Job
-    device: Device
-    labels: Labels
-    tokenizer: PreTrainedTokenizerBase
+    company: Company
     lengths: Lengths
-    probe: bool = False
-    """Whether a model that looks at its data may be tried out on real tensors."""
     _played: dict[tuple[bool, tuple[str, ...]], Played] = field(default_factory=dict)
 
     @classmethod
@@ -63,15 +55,15 @@ class Rehearsal:
         played = self._known(recipe) or self._play(recipe)
         parts = self._with_shapes(played.parts, recipe)
         shapes = self.lengths.worst(parts)
-        moments = moments_of(played.timeline, self.device, _extents(shapes, played))
+        moments = moments_of(played.timeline, self.company.device, _extents(shapes, played))
         if self.lengths.evaluations < 2:
             moments.pop("load-best", None)
         return Bill(
             moments=moments,
-            overhead=overhead_of(self.device),
-            device=self.device,
-            parameters=parts.parameters,
-            trainable_parameters=parts.trainable_parameters,
+            overhead=overhead_of(self.company.device),
+            device=self.company.device,
+            parameters=played.performance.parameters,
+            trainable_parameters=played.performance.trainable_parameters,
             worst=str(shapes),
         )
 
@@ -87,7 +79,7 @@ class Rehearsal:
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens, whatever they were played with."""
-        parts = replace(parts, slice_rows=self.job.batch_size, max_length=self.job.max_length)
+        parts = replace(parts, slice_rows=self.company.job.batch_size, max_length=self.company.job.max_length)
         for strategy in recipe.strategies:
             if strategy.shapes_only:
                 parts = strategy.apply(parts)
@@ -96,21 +88,21 @@ class Rehearsal:
     def _play(self, recipe: Recipe) -> Played:
         if not all(strategy.scales for strategy in recipe.strategies):
             return self._play_as_it_is(recipe)
-        performance = self._perform(recipe, self._two_of_each)
+        performance = self.company.perform(recipe, self._two_of_each)
         try:
             sizes = learn_sizes(performance.tape, _PAIRS)
         except NotAlike:
             return self._play_as_it_is(recipe)
-        played = Played(performance.parts, Timeline.of(performance.tape, sizes), for_all=True)
+        played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
         return self._played.setdefault(_key(recipe, performance.extents.padded), played)
 
     def _play_as_it_is(self, recipe: Recipe) -> Played:
-        performance = self._perform(recipe, self._worst)
-        return Played(performance.parts, Timeline.of(performance.tape, fixed_sizes(performance.tape)), for_all=False)
+        performance = self.company.perform(recipe, self._worst)
+        return Played(performance, Timeline.of(performance.tape, fixed_sizes(performance.tape)), for_all=False)
 
     def _two_of_each(self, parts: Parts) -> Extents:
         """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
-        longest = min(self.job.max_length, _LONGEST_PLAYED)
+        longest = min(self.company.job.max_length, _LONGEST_PLAYED)
         pair = ((6, longest), (4, max(1, longest * 3 // 4)))
         return Extents(pair, pair, self.lengths.worst(parts).padded)
 
@@ -118,30 +110,9 @@ class Rehearsal:
         shapes = self.lengths.worst(parts)
         return Extents(shapes.slices, [shapes.evaluation], shapes.padded)
 
-    def _perform(self, recipe: Recipe, extents: Callable[[Parts], Extents]) -> Performance:
-        without_weights = self.job.model_copy(update={"random_weights": True})
-        stage = (without_weights, recipe, self.device, self.labels, self.tokenizer, extents)
-        try:
-            return play(*stage)
-        except TightfitError:
-            raise
-        except Exception as error:  # whatever a model's own code stumbles over when its tensors hold no data
-            if self.probe and self.device.kind == "cpu":
-                return play(*stage, shapes_only=False)
-            raise ModelError(
-                f"'{self.job.model}' cannot be rehearsed: {_reason(error)}. "
-                "Add --probe to try a small step out on real tensors (--device cpu)."
-            ) from error
-
 
 def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
     return padded, tuple(strategy.word for strategy in recipe.strategies if not strategy.shapes_only)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        return f"its code looks at the data ({error.func}), which a rehearsal has not"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
@@ -159,7 +130,7 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
 
     data, tokenizer = read_data(job), load_tokenizer(job.model)
     lengths = [token_lengths(part, tokenizer, job.max_length) for part in (data.split.train, data.split.validation)]
-    return Rehearsal(job, device, data.labels, tokenizer, Lengths.of(job, *lengths), probe)
+    return Rehearsal(Company(job, device, data.labels, tokenizer, probe), Lengths.of(job, *lengths))
 
 
 def _stamp(job: Job) -> tuple[int, ...]:

@@ -50,6 +50,8 @@ class Performance:
     tape: Tape
     parts: Parts
     extents: Extents
+    parameters: int
+    trainable_parameters: int
 
 
 def play(
@@ -60,6 +62,7 @@ def play(
     tokenizer: PreTrainedTokenizerBase,
     choose_extents: Callable[[Parts], Extents],
     *,
+    layers: int | None = None,
     shapes_only: bool = True,
 ) -> Performance:
     """Build the training and go through its moments. Without `shapes_only` it is played on real tensors."""
@@ -67,7 +70,7 @@ def play(
     tracer = Tracer(tape, scratch_on(device))
     with shapes_without_data(device) if shapes_only else contextlib.nullcontext(), tracer:
         tape.begin("load")
-        parts = assemble(job, recipe, device, labels, tokenizer)
+        parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
         extents = choose_extents(parts)
         _set_number_format(parts)
@@ -77,7 +80,7 @@ def play(
         _train(parts, optimizer, extents, tracer)
         _evaluate(parts, extents, tracer)
         _save_and_load_best(parts, tape)
-    return Performance(tape, parts, extents)
+    return Performance(tape, parts, extents, parts.parameters, parts.trainable_parameters)
 
 
 def take_workspaces(device: Device, tape: Tape) -> None:

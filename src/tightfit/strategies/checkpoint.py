@@ -36,6 +36,10 @@ class Checkpoint(Strategy):
     every: int = Field(default=1, ge=1)
     """Checkpoint every n-th layer."""
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def apply(self, parts: Parts) -> Parts:
         if parts.model.supports_gradient_checkpointing:
             _as_transformers_does(parts.model, self.every)

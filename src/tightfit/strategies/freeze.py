@@ -44,6 +44,10 @@ class Freeze(Strategy):
     pattern: str = ""
     """Parameters whose name matches, such as *.attention.*"""
 
+    @property
+    def period(self) -> int | None:
+        return None if self.layers or self.pattern else 1
+
     def apply(self, parts: Parts) -> Parts:
         frozen = freeze(
             parts.model,

@@ -1,0 +1,228 @@
+"""Depth: the tape of a deep model from those of two shallow ones that differ by one layer.
+
+What the deeper of the two does and the other does not is one layer's share: stretches of the forward pass, the
+backward pass, the optimizer's step. They are put in again for every layer that is missing, so the tape is the one
+the deep model would have written, block by block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from tightfit.rehearsal.sizes import NotAlike
+from tightfit.rehearsal.tape import Block, Section, Tape
+from tightfit.strategy import Kind
+
+_CRUMBS = 64  # bytes: smaller blocks are left out, since some are made only once in a process
+_SURE = 32  # events in a row: when so many agree, two tapes are in step again
+
+
+class Group(NamedTuple):
+    """Blocks that nobody can tell from one another."""
+
+    kind: Kind
+    section: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A block is taken."""
+
+    group: Group
+
+
+@dataclass
+class Deaths:
+    """Blocks are given back in a row: of each, how many of its group were taken after it and are still there.
+
+    They are one event because their order is arbitrary where a table of blocks is thrown away.
+    """
+
+    blocks: list[tuple[Group, int]]
+
+    def counted(self, known: set[Group]) -> Counter[Group]:
+        """How many of each group; without those that only one of two tapes has, which change their size."""
+        return Counter(group for group, _ in self.blocks if group in known)
+
+
+Note = str | tuple[str, int] | Section
+"""A mark, a moment with its section, or a section."""
+Event = Birth | Deaths | Note
+
+
+def deepen(shallow: Tape, deeper: Tape, layers: int) -> Tape:
+    """The tape with `layers` more layers than `deeper`, which has one more than `shallow`."""
+    few, more = _events(shallow), _events(deeper)
+    known = _groups(few) & _groups(more)
+    pairs, stretches = _align(_tokens(few, more, known), _tokens(more, few, known))
+    partner = {j: few[i] for i, j in pairs}
+    again = {end: start for start, end in stretches}
+    writer = _Writer(known, layers)
+    for index, event in enumerate(more):
+        writer.write(event, partner.get(index))
+        if index + 1 in again:
+            for repeated in more[again[index + 1] : index + 1] * layers:
+                writer.write(repeated)
+    return writer.tape
+
+
+class _Writer:
+    """Writes events on a new tape."""
+
+    def __init__(self, known: set[Group], layers: int) -> None:
+        self.tape = Tape()
+        self._known = known
+        self._layers = layers
+        self._alive = defaultdict[Group, list[Block]](list)
+
+    def write(self, event: Event, partner: Event | None = None) -> None:
+        """An event that the shallower tape has too may grow with the depth."""
+        if isinstance(event, Birth):
+            self._take(event.group, partner.group if isinstance(partner, Birth) else event.group)
+        elif isinstance(event, Deaths):
+            self._give_back(event, partner if isinstance(partner, Deaths) else event)
+        elif isinstance(event, Section):
+            self.tape.sections.append(replace(event, start=self.tape.clock))
+        elif isinstance(event, tuple):
+            self.tape.moments.append((self.tape.clock, *event))
+        else:
+            self.tape.mark(event)
+
+    def _take(self, group: Group, shallower: Group) -> None:
+        block = self.tape.take(group.size + self._layers * (group.size - shallower.size))
+        block.kind, block.section = group.kind, group.section
+        self._alive[group].append(block)
+
+    def _give_back(self, deaths: Deaths, shallower: Deaths) -> None:
+        here, there = deaths.counted(self._known), shallower.counted(self._known)
+        if there - here:
+            raise NotAlike
+        more = [(group, 0) for group in (here - there).elements()] * self._layers
+        for group, younger in [*deaths.blocks, *more]:
+            same = self._alive[group]
+            if not same:
+                raise NotAlike
+            self.tape.give_back(same.pop(-1 - min(younger, len(same) - 1)))
+
+
+class _End(NamedTuple):
+    """The first or the last moment of a block."""
+
+    group: Group
+    born: int
+    died: bool
+
+
+def _events(tape: Tape) -> list[Event]:
+    """Everything on the tape in its order."""
+    events: list[Event] = []
+    alive = defaultdict[Group, list[int]](list)
+    for _, what in sorted([*_ends(tape), *_notes(tape)], key=lambda event: event[0]):
+        if not isinstance(what, _End):
+            events.append(what)
+        elif not what.died:
+            alive[what.group].append(what.born)
+            events.append(Birth(what.group))
+        else:
+            _deaths_at_the_end_of(events).blocks.append(_leave(alive, what))
+    return events
+
+
+def _deaths_at_the_end_of(events: list[Event]) -> Deaths:
+    last = events[-1] if events else None
+    if isinstance(last, Deaths):
+        return last
+    deaths = Deaths([])
+    events.append(deaths)
+    return deaths
+
+
+def _leave(alive: dict[Group, list[int]], end: _End) -> tuple[Group, int]:
+    same = alive[end.group]
+    place = same.index(end.born)
+    del same[place]
+    return end.group, len(same) - place
+
+
+def _ends(tape: Tape) -> Iterator[tuple[int, Any]]:
+    for kind, block in zip(tape.kinds(), tape.blocks, strict=True):
+        if block.size >= _CRUMBS:
+            group = Group(kind, block.section, block.size)
+            yield block.born, _End(group, block.born, died=False)
+            if block.died is not None:
+                yield block.died, _End(group, block.born, died=True)
+
+
+def _notes(tape: Tape) -> Iterator[tuple[int, Note]]:
+    yield from ((tick, name) for name, tick in tape.marks.items())
+    yield from ((section.start, section) for section in tape.sections)
+    yield from ((tick, (name, number)) for tick, name, number in tape.moments)
+
+
+def _groups(events: list[Event]) -> set[Group]:
+    return {event.group for event in events if isinstance(event, Birth)}
+
+
+def _tokens(events: list[Event], others: list[Event], known: set[Group]) -> list[object]:
+    """What must agree between two tapes. What only one of them has depends on the depth and is taken loosely."""
+    exact = {_exact(event, known) for event in others}
+    tokens = ((_exact(event, known), event) for event in events)
+    return [token if token in exact else _loose(event, known) for token, event in tokens]
+
+
+def _exact(event: Event, known: set[Group]) -> object:
+    if isinstance(event, Deaths):
+        return frozenset(event.counted(known).items())
+    return replace(event, start=0) if isinstance(event, Section) else event
+
+
+def _loose(event: Event, known: set[Group]) -> object:
+    """A block of any size; any number of blocks of these groups."""
+    if isinstance(event, Birth):
+        return event.group._replace(size=-1)
+    return frozenset(event.counted(known)) if isinstance(event, Deaths) else event
+
+
+def _align(few: list[object], more: list[object]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Which events are the same in both, and the stretches that only the deeper tape has."""
+    pairs, stretches = [], []
+    j = 0
+    for i in range(len(few)):
+        skipped = _skip(few, more, i, j)
+        if skipped:
+            stretches.append((j, j + skipped))
+        j += skipped
+        pairs.append((i, j))
+        j += 1
+    if j < len(more):
+        stretches.append((j, len(more)))
+    if not stretches:
+        raise NotAlike
+    return pairs, stretches
+
+
+def _skip(few: list[object], more: list[object], i: int, j: int) -> int:
+    """How many events of the deeper tape come before the next one that both have."""
+    if j < len(more) and few[i] == more[j]:
+        return 0
+    best, skipped = 0, 0
+    for start in range(j + 1, len(more)):
+        run = _agreeing(few, more, i, start)
+        if run > best:
+            best, skipped = run, start - j
+        if best == _SURE:
+            break
+    if not best:
+        raise NotAlike
+    return skipped
+
+
+def _agreeing(few: list[object], more: list[object], i: int, j: int) -> int:
+    """How many events in a row are the same from here on."""
+    both = zip(few[i : i + _SURE], more[j : j + _SURE], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
