@@ -11,6 +11,7 @@ from parts import ROWS, parts_of
 
 from tightfit.data.slices import cut_slices
 from tightfit.errors import RecipeError
+from tightfit.pieces import cut_by_tokens
 
 
 def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
@@ -37,11 +38,11 @@ def test_padding_is_not_computed() -> None:
         lambda module, args, out: widths.append(out[0].shape[1] if isinstance(out, tuple) else out.shape[1])
     )
     batch = sorted_batch()
-    longest = batch["attention_mask"].sum(dim=1).reshape(-1, 2).amax(dim=1).tolist()
+    pieces = cut_by_tokens(batch["attention_mask"].sum(dim=1).tolist(), 2 * batch["input_ids"].shape[1])
     with torch.no_grad():
         parts.model(**batch)
-    assert widths == longest
-    assert longest[-1] < longest[0]
+    assert widths == [piece.length for piece in pieces]
+    assert widths[-1] < widths[0]
 
 
 def test_each_gradient_arrives_once() -> None:

@@ -27,6 +27,8 @@ class Shapes:
     batches: int = 1
     padded: bool = True
     """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
+    texts: tuple[int, ...] | None = None
+    """How long the texts of the fullest batch are, for recipes that cut it by tokens."""
 
     def __str__(self) -> str:
         rows, length = max(self.slices[0], self.first[0])
@@ -65,7 +67,9 @@ class Lengths:
         starts = range(0, cut.shape[1], parts.slice_rows)[:2]
         rows = min(parts.evaluation_rows, len(self.validation))
         ragged = [_ragged(later[:, start : start + parts.slice_rows]) for start in starts]
+        fullest = cut[cut.sum(axis=1).argmax()]
         return Shapes(
+            texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
             slices=tuple(_largest(later[:, start : start + parts.slice_rows]) for start in starts),
             evaluation=(rows, min(self.validation[0], parts.max_length)),
             first=tuple(_largest(cut[:1, start : start + parts.slice_rows]) for start in starts),

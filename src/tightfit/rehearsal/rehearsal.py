@@ -108,7 +108,7 @@ class Rehearsal:
 
     def _worst(self, parts: Parts) -> Extents:
         shapes = self.lengths.worst(parts)
-        return Extents(shapes.slices, [shapes.evaluation], shapes.padded)
+        return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts)
 
 
 def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:

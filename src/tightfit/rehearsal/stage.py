@@ -41,6 +41,8 @@ class Extents:
     evaluation: Sequence[Extent]
     padded: bool = True
     """Whether there is something to mask; transformers drops a mask of ones, which takes less memory."""
+    texts: Sequence[int] | None = None
+    """How long each text of the slices is, for recipes that look."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,10 @@ def _slices(parts: Parts, extents: Extents, tracer: Tracer) -> Iterator[tuple[fl
     for rows, length in extents.slices:
         with tracer.tape.section("slice", rows, length):
             tracer.tape.begin(BETWEEN)
-            yield 1.0 / len(extents.slices), _batch(parts, rows, length, extents.padded, tracer)
+            batch = _batch(parts, rows, length, extents.padded, tracer)
+            if extents.texts is not None and extents.padded:
+                batch["attention_mask"].texts = list(extents.texts)
+            yield 1.0 / len(extents.slices), batch
             tracer.tape.begin(BETWEEN)
 
 

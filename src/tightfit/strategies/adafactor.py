@@ -2,7 +2,7 @@
 
 AdamW keeps two numbers per parameter. Adafactor keeps one per row and one per column of each weight matrix,
 from which it rebuilds the second moment, and no first moment at all: next to no optimizer state. It clips its
-own updates. The results are close to AdamW's, not equal; on a CPU its step takes longer.
+own updates. The results are close to AdamW's, not equal.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ class Adafactor(Strategy):
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         """Make the optimizer over parameter groups."""
-        from transformers.optimization import Adafactor as HfAdafactor
+        from tightfit.optimizers.adafactor import Adafactor as Optimizer
 
-        return HfAdafactor(groups, lr=learning_rate, scale_parameter=False, relative_step=False)
+        return Optimizer(groups, lr=learning_rate)

@@ -4,7 +4,7 @@ Slices of the whole model need a backward pass each, and gradients that wait for
 goes through once, layer by layer; only inside a layer it is cut. Every piece is checkpointed: what it computed is
 forgotten and computed again when the backward pass arrives, one piece after the other. So a batch of any size needs
 the insides of one piece, there is one backward pass, and each gradient is complete when its layer is done.
-Rows are sorted by length and every piece loses the padding it does not need, which often wins back the time.
+Rows are sorted by length and cut where the least padding is left, which often wins back the time of the second run.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.layers import layer_stacks
+from tightfit.pieces import Piece, cut_by_tokens
 from tightfit.strategy import Kind, Parts, Result, Strategy
 
 if TYPE_CHECKING:
@@ -40,60 +41,69 @@ class SliceLayers(Strategy):
     scales: ClassVar[bool] = False
 
     size: int = Field(ge=1)
-    """Rows that go through a layer at once."""
+    """Rows that go through a layer at once; more where they are shorter than the longest."""
 
     def apply(self, parts: Parts) -> Parts:
         stacks = layer_stacks(parts.model)
         if not stacks:
             raise RecipeError(f"'{self.name}' finds no layers in {type(parts.model).__name__}: use slice in its place.")
-        texts = _Texts()
-        parts.model.register_forward_pre_hook(texts.look, with_kwargs=True)
+        pieces = _Pieces(self.size)
+        parts.model.register_forward_pre_hook(pieces.look, with_kwargs=True)
         for layer in (layer for stack in stacks for layer in stack):
-            layer.forward = _SlicedForward(layer, layer.forward, self.size, texts)
+            layer.forward = _SlicedForward(layer, layer.forward, pieces)
         return replace(parts, layer_rows=min(self.size, parts.batch_size))
 
 
-class _Texts:
-    """How long each text of the batch is, so that layers need not compute padding."""
+class _Pieces:
+    """How the batch at hand is cut. Pieces hold as many tokens as `size` of its longest texts, so more short ones."""
 
-    def __init__(self) -> None:
-        self.lengths: list[int] | None = None
-        self.width = 0
+    def __init__(self, size: int) -> None:
+        self.size, self.width = size, 0
+        self._cut: list[Piece] | None = None
 
     def look(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        from torch._subclasses.fake_tensor import FakeTensor
-
-        mask = kwargs.get("attention_mask")
+        """Before the model runs: how long are the texts?"""
+        lengths = None if getattr(model.config, "is_encoder_decoder", False) else _lengths(kwargs.get("attention_mask"))
         self.width = kwargs["input_ids"].shape[1]
-        self.lengths = None
-        if mask is None or getattr(model.config, "is_encoder_decoder", False) or isinstance(mask, FakeTensor):
-            return
-        if bool((mask[:, 0] != 0).all()):  # padded on the right
-            self.lengths = [int(n) for n in mask.sum(dim=1).tolist()]
+        self._cut = cut_by_tokens(lengths, self.size * self.width) if lengths else None
+
+    def of(self, batch: int, width: int) -> list[Piece]:
+        """Rows and tokens of each piece; where a layer does not see the batch as it was, by rows alone."""
+        if self._cut is not None and self.width == width and self._cut[-1].end == batch:
+            return self._cut
+        return [Piece(start, min(start + self.size, batch), width) for start in range(0, batch, self.size)]
+
+
+def _lengths(mask: torch.Tensor | None) -> list[int] | None:
+    """Of texts that are padded on the right. A mask without data, in a rehearsal, may say how long they would be."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if mask is None or isinstance(mask, FakeTensor):
+        return getattr(mask, "texts", None)
+    if mask.dim() != 2 or not bool((mask[:, 0] != 0).all()):
+        return None
+    return [int(n) for n in mask.sum(dim=1).tolist()]
 
 
 class _SlicedForward:
     """A layer's forward, a few rows at a time."""
 
-    def __init__(self, layer: nn.Module, forward: Callable[..., Any], rows: int, texts: _Texts) -> None:
-        self.layer, self.forward, self.rows, self.texts = layer, forward, rows, texts
+    def __init__(self, layer: nn.Module, forward: Callable[..., Any], pieces: _Pieces) -> None:
+        self.layer, self.forward, self.pieces = layer, forward, pieces
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        from tightfit.states import split_states
+
         if not self.layer.training:
             return self.forward(hidden, *args, **kwargs)
         batch, width = hidden.shape[:2]
-        pieces = []
-        for start in range(0, batch, self.rows):
-            cut = _Cut(start, min(start + self.rows, batch), batch, width, self._longest(start, batch, width))
-            inputs = [cut(value) for value in (hidden, *args)], {key: cut(value) for key, value in kwargs.items()}
-            pieces.append(self._run(*inputs))
-        return _joined(pieces, min(self.rows, batch), width)
-
-    def _longest(self, start: int, batch: int, width: int) -> int:
-        lengths = self.texts.lengths
-        if lengths is None or len(lengths) != batch or self.texts.width != width:
-            return width
-        return max(1, *lengths[start : start + self.rows])
+        pieces = self.pieces.of(batch, width)
+        cuts = [_Cut(piece, batch, width) for piece in pieces]
+        outputs = [
+            self._run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})
+            for states, cut in zip(split_states(hidden, pieces), cuts, strict=True)
+        ]
+        return _joined(outputs, pieces, width)
 
     def _run(self, inputs: list[Any], settings: dict[str, Any]) -> Any:
         import torch
@@ -107,8 +117,8 @@ class _SlicedForward:
 class _Cut:
     """Takes some rows, and of them the used tokens, out of whatever a layer is given."""
 
-    def __init__(self, start: int, end: int, batch: int, width: int, longest: int) -> None:
-        self.rows, self.batch, self.width, self.longest = slice(start, end), batch, width, longest
+    def __init__(self, piece: Piece, batch: int, width: int) -> None:
+        self.piece, self.batch, self.width = piece, batch, width
 
     def __call__(self, value: Any) -> Any:
         import torch
@@ -118,32 +128,29 @@ class _Cut:
         if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[0] not in (1, self.batch):
             return value
         if value.shape[0] == self.batch and self.batch > 1:
-            value = value[self.rows]
+            value = value[self.piece.start : self.piece.end]
         return self._trimmed(value)
 
     def _trimmed(self, value: torch.Tensor) -> torch.Tensor:
         """Tokens are the second dimension of states and positions, and the last two of masks."""
-        if self.longest == self.width:
+        if self.piece.length == self.width:
             return value
         tokens = (1,) if value.dim() <= 3 and value.shape[1:] != (self.width, self.width) else range(1, value.dim())
         for dim in tokens:
             if value.shape[dim] == self.width and not (value.dim() == 4 and dim == 1):
-                value = value.narrow(dim, 0, self.longest)
+                value = value.narrow(dim, 0, self.piece.length)
         return value
 
 
-def _joined(pieces: list[Any], rows: int, width: int) -> Any:
+def _joined(outputs: list[Any], pieces: list[Piece], width: int) -> Any:
     """The pieces' outputs below each other, padded to one width; a layer may return more than its states."""
     import torch
-    from torch.nn.functional import pad
 
-    first = pieces[0]
+    from tightfit.states import join_states
+
+    first = outputs[0]
     if isinstance(first, (tuple, list)):
-        return type(first)(_joined(list(parts), rows, width) for parts in zip(*pieces, strict=True))
-    if not isinstance(first, torch.Tensor) or first.shape[0] != rows:  # T5's position bias is one for all rows
+        return type(first)(_joined(list(parts), pieces, width) for parts in zip(*outputs, strict=True))
+    if not isinstance(first, torch.Tensor) or first.shape[0] != pieces[0].end:  # T5's position bias is one for all rows
         return first
-    if first.dim() == 3:
-        pieces = [
-            pad(piece, (0, 0, 0, width - piece.shape[1])) if piece.shape[1] < width else piece for piece in pieces
-        ]
-    return torch.cat(pieces)
+    return join_states(outputs, pieces, width) if first.dim() == 3 else torch.cat(outputs)

@@ -1,0 +1,1 @@
+"""Optimizers: those that torch and transformers have not, or have slower."""

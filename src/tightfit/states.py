@@ -1,0 +1,57 @@
+"""States: those of a batch cut into pieces of some rows without their padding, and put together again.
+
+torch's own slicing would keep the whole batch's states alive for each piece, and make a gradient of the whole batch
+for each piece on the way back. Here a piece is a copy of its own, and the gradient is put together once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tightfit.pieces import Piece
+
+
+def split_states(states: torch.Tensor, pieces: list[Piece]) -> list[torch.Tensor]:
+    """The states of each piece, without the padding."""
+    return list(_Split.apply(states, pieces))
+
+
+def join_states(states: list[torch.Tensor], pieces: list[Piece], width: int) -> torch.Tensor:
+    """The whole batch's states from those of the pieces, zeros where there is padding."""
+    joined: torch.Tensor = _Join.apply(pieces, width, *states)
+    return joined
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, pieces: list[Piece]) -> tuple[torch.Tensor, ...]:
+        ctx.pieces, ctx.width = pieces, states.shape[1]
+        return tuple(_part(states, piece).clone(memory_format=torch.contiguous_format) for piece in pieces)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _together(gradients, ctx.pieces, ctx.width), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pieces: list[Piece], width: int, *states: torch.Tensor) -> torch.Tensor:
+        ctx.pieces = pieces
+        return _together(states, pieces, width)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *(_part(gradient, piece) for piece in ctx.pieces)
+
+
+def _part(states: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return states[piece.start : piece.end, : piece.length]
+
+
+def _together(states: tuple[torch.Tensor, ...], pieces: list[Piece], width: int) -> torch.Tensor:
+    whole = states[0].new_zeros((pieces[-1].end, width, *states[0].shape[2:]))
+    for piece, part in zip(pieces, states, strict=True):
+        _part(whole, piece).copy_(part)
+    return whole
