@@ -12,9 +12,11 @@ import numpy as np
 from datasets import load_dataset
 from sklearn.metrics import accuracy_score, f1_score
 from transformers import (
+    AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     DataCollatorWithPadding,
+    PreTrainedModel,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -26,6 +28,8 @@ def main() -> None:
     for name in ("model", "train", "validation"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--random-weights", action="store_true")
+    parser.add_argument("--max-steps", type=int, default=-1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(given, folder)))
@@ -37,8 +41,8 @@ def run(given: argparse.Namespace, folder: str) -> dict[str, float]:
     tokens = rows.map(lambda r: encode(r, tokenizer), batched=True, remove_columns=["label", "review"])
     set_seed(given.seed)
     trainer = Trainer(
-        AutoModelForSequenceClassification.from_pretrained(given.model),
-        arguments(folder, given.seed),
+        model_of(given),
+        arguments(folder, given.seed, given.max_steps),
         train_dataset=tokens["train"],
         eval_dataset=tokens["validation"],
         data_collator=DataCollatorWithPadding(tokenizer),
@@ -63,9 +67,16 @@ def encode(rows: dict, tokenizer) -> dict:
     return encoded
 
 
-def arguments(folder: str, seed: int) -> TrainingArguments:
+def model_of(given: argparse.Namespace) -> PreTrainedModel:
+    if given.random_weights:
+        return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(given.model))
+    return AutoModelForSequenceClassification.from_pretrained(given.model)
+
+
+def arguments(folder: str, seed: int, max_steps: int) -> TrainingArguments:
     return TrainingArguments(
         output_dir=folder,
+        max_steps=max_steps,
         per_device_train_batch_size=32,
         per_device_eval_batch_size=32,
         num_train_epochs=1,

@@ -51,7 +51,8 @@ def _part(states: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 def _together(states: tuple[torch.Tensor, ...], pieces: list[Piece], width: int) -> torch.Tensor:
-    whole = states[0].new_zeros((pieces[-1].end, width, *states[0].shape[2:]))
+    whole = states[0].new_empty((pieces[-1].end, width, *states[0].shape[2:]))
     for piece, part in zip(pieces, states, strict=True):
         _part(whole, piece).copy_(part)
+        whole[piece.start : piece.end, piece.length :].zero_()
     return whole

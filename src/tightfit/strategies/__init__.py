@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightfit.strategies.adafactor import Adafactor
 from tightfit.strategies.adamw import AdamW
+from tightfit.strategies.attention import Attention
 from tightfit.strategies.checkpoint import Checkpoint
 from tightfit.strategies.freeze import Freeze
 from tightfit.strategies.max_length import MaxLength
@@ -15,6 +16,7 @@ from tightfit.strategy import Strategy
 
 _ALL: tuple[type[Strategy], ...] = (
     AdamW,
+    Attention,
     Slice,
     Checkpoint,
     SliceLayers,

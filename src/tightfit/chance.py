@@ -1,0 +1,66 @@
+"""Chance: which numbers dropout keeps, drawn several times as fast as torch draws them on a CPU.
+
+torch draws a double for every number, one after the other on one core: 8 ns each. Sixteen random bits decide the
+same to 1 in 65,536 and take a sixth of the time. The bits follow from one number of torch's own generator, so a seed
+gives the same run again, and a checkpointed layer meets the same choice in its second run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_AT_ONCE = 1 << 13  # numbers: their bits stay in the cache, and the C library takes room for them from its heap
+_VALUES_AT_ONCE = 1 << 16  # and so do values beside their mask
+
+
+def draw_seed(like: torch.Tensor) -> int | None:
+    """A seed from torch's generator; none where tensors hold no data."""
+    return None if isinstance(like, FakeTensor) else int(torch.randint(1 << 62, ()).item())
+
+
+class Chance:
+    """Random bits in the order they are asked for."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._bits = None if seed is None else np.random.SFC64(seed)
+
+    def keep(self, mask: torch.Tensor, dropped: float) -> torch.Tensor:
+        """Fill a mask in one piece: False for the share that is dropped."""
+        if self._bits is None:
+            return mask.bernoulli_(1 - dropped)
+        row, lowest = mask.view(-1).numpy(), np.int16(round(dropped * 65536) - 32768)
+        for start in range(0, len(row), _AT_ONCE):
+            room = row[start : start + _AT_ONCE]
+            bits = self._bits.random_raw(-(-len(room) // 4)).view(np.int16)
+            np.greater_equal(bits[: len(room)], lowest, out=room)
+        return mask
+
+
+def dropout(values: torch.Tensor, dropped: float) -> torch.Tensor:
+    """Some values set to zero, the others made larger so that the mean stays."""
+    kept: torch.Tensor = _Dropout.apply(values, dropped)
+    return kept
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: torch.Tensor, dropped: float) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        mask = Chance(draw_seed(values)).keep(torch.empty(values.shape, dtype=torch.bool), dropped)
+        ctx.save_for_backward(mask)
+        ctx.scale = 1 / (1 - dropped)
+        return _kept(values, mask, ctx.scale)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def]
+        return _kept(gradient, ctx.saved_tensors[0], ctx.scale), None
+
+
+def _kept(values: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
+    """Numbers times truths is four times as fast where both are in the cache."""
+    kept = torch.empty(values.shape, dtype=values.dtype)
+    rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, mask, kept)]
+    for numbers, truths, room in zip(*rows, strict=True):
+        torch.mul(numbers, truths, out=room).mul_(scale)
+    return kept
