@@ -23,8 +23,10 @@ from quality import ROOT, SHARED, split, write
 RECORD = ROOT / "records" / "ladder.json"
 MODEL = "chinese-macbert-large"
 BATCH, LENGTH = 32, 128
-SMALLEST = "attention slice-layers:size=8 adafactor step-in-backward"
-RECIPES = [SMALLEST]
+RECIPES = [
+    "attention slice-layers:size=8 adafactor step-in-backward",
+    "attention slice-layers:size=8 adamw-16bit step-in-backward",
+]
 BASELINE = "transformers.Trainer"
 WARM_UP = 1
 

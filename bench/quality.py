@@ -25,6 +25,12 @@ RUNGS = {
     "plain": [],
     "slice:size=1": ["slice:size=1"],
     "slice:size=1 checkpoint": ["slice:size=1", "checkpoint"],
+    "attention slice-layers:size=8 adafactor step-in-backward": [
+        "attention",
+        "slice-layers:size=8",
+        "adafactor",
+        "step-in-backward",
+    ],
 }
 
 

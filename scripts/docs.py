@@ -28,6 +28,10 @@ HEADINGS = {
         "en": ("", "F1 of seeds 1, 2, …"),
         "zh": ("", "种子 1、2……的 F1"),
     },
+    "ladder": {
+        "en": ("", "whole process", "foretold", "time of a step"),
+        "zh": ("", "整个进程", "预测", "每步用时"),
+    },
     "memory": {
         "en": ("model", "parameters", "recipes", "median error", "lowest", "highest"),
         "zh": ("模型", "参数量", "配方数", "误差中位数", "最低", "最高"),
@@ -146,6 +150,19 @@ def quality(language: str) -> str:
     return table(HEADINGS["quality"][language], rows) + below
 
 
+def ladder(language: str) -> str:
+    """Every layer of BERT-Large, our recipes beside the plain way."""
+    record = json.loads((RECORDS / "ladder.json").read_text("utf-8"))
+    rows = []
+    for name, run in record["runs"].items():
+        shown = name if name == "transformers.Trainer" else f"tightfit, `{name}`"
+        foretold = f"{run['foretold_bytes'] / 1e9:.2f} GB" if run["foretold_bytes"] else "–"
+        low, high = run["ratio_quartiles"]
+        spread = "" if run["ratio"] == 1 else f" ({low:.2f} – {high:.2f})"
+        rows.append((shown, f"{run['peak_bytes'] / 1e9:.2f} GB", foretold, f"{run['ratio']:.2f} ×{spread}"))
+    return table(HEADINGS["ladder"][language], rows)
+
+
 def memory(language: str) -> str:
     by_model: dict[str, list[dict[str, float]]] = {}
     runs = records.memory_runs()
@@ -213,6 +230,7 @@ BLOCKS = {
     "strategies": strategies,
     "tree": tree,
     "quality": quality,
+    "ladder": ladder,
     "memory": memory,
     "published": published,
     "step": step,

@@ -47,6 +47,7 @@ CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "MPNet": (hf.MPNetConfig, _SPECIAL),
     "Albert": (hf.AlbertConfig, _ALBERT),
 }
+DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 HEADS = {
     "sequence": hf.AutoModelForSequenceClassification,
     "token": hf.AutoModelForTokenClassification,
@@ -55,17 +56,17 @@ HEADS = {
 }
 
 
-def build(architecture: str, head: str = "sequence") -> Any:
-    """A model in training mode whose output depends on its input alone."""
+def build(architecture: str, head: str = "sequence", **changes: Any) -> Any:
+    """A model in training mode whose output depends on its input alone, if no change says otherwise."""
     torch.manual_seed(0)
-    return HEADS[head].from_config(small_config(architecture)).train()
+    return HEADS[head].from_config(small_config(architecture, **changes)).train()
 
 
-def small_config(architecture: str, layers: int = 2) -> Any:
+def small_config(architecture: str, layers: int = 2, **changes: Any) -> Any:
     """The shape of a small model."""
     kind, extra = CONFIGS[architecture]
     depths = {name: layers for name in extra if name in ("n_layer", "n_layers", "num_layers")}
-    return kind(**{**_SMALL, **extra, **depths, "num_hidden_layers": layers})
+    return kind(**{**_SMALL, **extra, **depths, "num_hidden_layers": layers, **changes})
 
 
 def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int = 1) -> dict[str, torch.Tensor]:

@@ -34,6 +34,7 @@ RECIPES = [
     "freeze:embeddings=true",
     "slice-layers:size=2",
     "slice-layers:size=2 adafactor step-in-backward",
+    "attention slice-layers:size=2 adafactor step-in-backward",
 ]
 
 

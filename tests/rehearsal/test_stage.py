@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heads import CONFIGS, small_config
+from heads import CONFIGS, DROPOUT, small_config
 from parts import CPU
 
 from tightfit import Job
@@ -77,6 +77,14 @@ def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str) -> 
     assert set(foretold) == set(found) == set(MOMENTS)
     for moment, kinds in found.items():
         assert total(foretold[moment]) == pytest.approx(total(kinds), rel=0.01), moment
+
+
+@pytest.mark.parametrize("recipe", ["", "attention", "attention slice-layers:size=2", "attention checkpoint"])
+def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str) -> None:
+    small_config("Bert", **DROPOUT).save_pretrained(tmp_path)
+    foretold, found = played(tmp_path, recipe), played(tmp_path, recipe, shapes_only=False)
+    for moment in ("forward", "backward"):
+        assert total(foretold[moment]) == pytest.approx(total(found[moment]), rel=0.02), moment
 
 
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)

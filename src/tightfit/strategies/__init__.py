@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightfit.strategies.adafactor import Adafactor
 from tightfit.strategies.adamw import AdamW
+from tightfit.strategies.adamw_16bit import AdamW16Bit
 from tightfit.strategies.attention import Attention
 from tightfit.strategies.checkpoint import Checkpoint
 from tightfit.strategies.freeze import Freeze
@@ -21,6 +22,7 @@ _ALL: tuple[type[Strategy], ...] = (
     Checkpoint,
     SliceLayers,
     MixedPrecision,
+    AdamW16Bit,
     Adafactor,
     StepInBackward,
     Freeze,
