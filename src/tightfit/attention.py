@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.chance import Chance, draw_seed
+from tightfit.shapes import is_shape
 
 NAME = "tightfit"
 _TILE = 1 << 18  # numbers of tokens x tokens that are worked on at once
@@ -88,6 +89,8 @@ class _Tiles:
             self._score(here, scores[:count])
             torch.softmax(scores[:count], dim=-1, out=shares[:count])
             yield here, shares[:count], chance.keep(keep[:count], self.dropped)
+            if is_shape(self.query):
+                return
 
     def _score(self, here: slice, room: torch.Tensor) -> None:
         torch.bmm(_flat(self.query[here]), _flat(self.key[here]).transpose(1, 2), out=room).mul_(self.scale)

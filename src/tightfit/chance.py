@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from tightfit.shapes import is_shape, numbers_at_once
 
 _AT_ONCE = 1 << 13  # numbers: their bits stay in the cache, and the C library takes room for them from its heap
 _VALUES_AT_ONCE = 1 << 17  # and so do values beside their mask
@@ -17,7 +18,7 @@ _VALUES_AT_ONCE = 1 << 17  # and so do values beside their mask
 
 def draw_seed(like: torch.Tensor) -> int | None:
     """A seed from torch's generator; none where tensors hold no data."""
-    return None if isinstance(like, FakeTensor) else int(torch.randint(1 << 62, ()).item())
+    return None if is_shape(like) else int(torch.randint(1 << 62, ()).item())
 
 
 class Chance:
@@ -67,7 +68,8 @@ class _Dropout(torch.autograd.Function):
 def _kept(values: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """Numbers times truths is four times as fast where both are in the cache."""
     kept = torch.empty(values.shape, dtype=values.dtype)
-    rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, mask, kept)]
+    size = numbers_at_once(values, _VALUES_AT_ONCE)
+    rows = [tensor.reshape(-1).split(size) for tensor in (values, mask, kept)]
     for numbers, truths, room in zip(*rows, strict=True):
         torch.mul(numbers, truths, out=room).mul_(scale)
     return kept

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tightfit.shapes import is_shape
+
 _TINY = 1e-30  # keeps a square of zero from being divided by
 _DECAY = -0.8  # of the second moment: 1 - step^-0.8
 _LARGEST_UPDATE = 1.0  # root mean square that updates are cut to
@@ -101,3 +103,5 @@ def _pieces(matrix: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.T
     for start in range(0, matrix.shape[0], rows):
         piece = matrix[start : start + rows]
         yield slice(start, start + rows), piece, room[: len(piece)]
+        if is_shape(matrix):
+            return

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.chance import Chance, draw_seed
+from tightfit.shapes import is_shape
 
 _PIECE = {"cpu": 1 << 18}  # numbers that a cache holds beside their moments
 _WHOLE = 1 << 24  # on cards, where each piece is several launches
@@ -62,6 +63,8 @@ class AdamW16(torch.optim.Optimizer):
             weights.mul_(1 - lr * weight_decay).addcdiv_(first, spread, value=-lr / correction)
             mean.copy_(first)
             square.copy_(_rounded_by_chance(second, chance))
+            if is_shape(parameter):
+                break
 
 
 def _rounded_by_chance(values: torch.Tensor, chance: Chance) -> torch.Tensor:
