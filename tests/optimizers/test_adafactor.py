@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peers import parameters, set_gradients
 from transformers.optimization import Adafactor as TheirAdafactor
 
 import tightfit.optimizers.adafactor as ours
@@ -15,29 +16,20 @@ SHAPES = ((64, 32), (7, 129), (1, 5), (300, 3), (16,), (4, 3, 5))
 DECAY = 0.1
 
 
-def parameters() -> list[torch.nn.Parameter]:
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-
-
-def set_gradients(step: int, *sets: list[torch.nn.Parameter]) -> None:
-    torch.manual_seed(step)
-    for shape, *same in zip(SHAPES, *sets, strict=True):
-        gradient = torch.randn(shape) * 10 ** torch.randn(()) * (torch.rand(shape) > 0.1)
-        for parameter in same:
-            parameter.grad = gradient.clone()
+def draw(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape) * 10 ** torch.randn(()) * (torch.rand(shape) > 0.1)
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 19])
 def test_parameters_move_as_with_transformers(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ours._PIECE, "cpu", piece)
-    mine, their = parameters(), parameters()
+    mine, their = parameters(SHAPES), parameters(SHAPES)
     groups: Any = [{"params": mine, "weight_decay": DECAY}]
     optimizer = Adafactor(groups, lr=0.01)
     peer = TheirAdafactor(their, lr=0.01, weight_decay=DECAY, scale_parameter=False, relative_step=False)
-    before = parameters()
+    before = parameters(SHAPES)
     for step in range(5):
-        set_gradients(step, mine, their)
+        set_gradients(step, mine, their, draw=draw)
         optimizer.step()
         peer.step()
     for start, one, other in zip(before[:-1], mine[:-1], their[:-1], strict=True):
@@ -45,10 +37,10 @@ def test_parameters_move_as_with_transformers(piece: int, monkeypatch: pytest.Mo
 
 
 def test_it_keeps_rows_and_columns_and_its_state_goes_on() -> None:
-    whole, torn = parameters(), parameters()
+    whole, torn = parameters(SHAPES), parameters(SHAPES)
     first, second = Adafactor(whole, lr=0.01), Adafactor(torn, lr=0.01)
     for step in range(4):
-        set_gradients(step, whole, torn)
+        set_gradients(step, whole, torn, draw=draw)
         first.step()
         second.step()
         state, second = second.state_dict(), Adafactor(torn, lr=0.01)
@@ -58,8 +50,8 @@ def test_it_keeps_rows_and_columns_and_its_state_goes_on() -> None:
 
 
 def test_gradients_are_left_as_they_are() -> None:
-    mine = parameters()
-    set_gradients(1, mine)
+    mine = parameters(SHAPES)
+    set_gradients(1, mine, draw=draw)
     before = [parameter.grad.clone() for parameter in mine]
     Adafactor(mine, lr=0.01).step()
     assert all(torch.equal(parameter.grad, old) for parameter, old in zip(mine, before, strict=True))

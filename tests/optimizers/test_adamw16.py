@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from peers import parameters, set_gradients
 
 from tightfit.chance import Chance
 from tightfit.optimizers.adamw16 import AdamW16, _rounded_by_chance
@@ -12,25 +13,16 @@ from tightfit.optimizers.adamw16 import AdamW16, _rounded_by_chance
 SHAPES = ((64, 33), (129,), (3, 4, 5))
 
 
-def parameters() -> list[torch.nn.Parameter]:
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-
-
-def set_gradients(step: int, *sets: list[torch.nn.Parameter]) -> None:
-    torch.manual_seed(step)
-    for shape, *same in zip(SHAPES, *sets, strict=True):
-        gradient = torch.randn(shape) * 0.1
-        for parameter in same:
-            parameter.grad = gradient.clone()
+def draw(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape) * 0.1
 
 
 def test_parameters_move_nearly_as_with_torch() -> None:
-    mine, their, before = parameters(), parameters(), parameters()
+    mine, their, before = parameters(SHAPES), parameters(SHAPES), parameters(SHAPES)
     groups: Any = [{"params": mine, "weight_decay": 0.1}]
     optimizer, peer = AdamW16(groups, lr=1e-3), torch.optim.AdamW(their, lr=1e-3, weight_decay=0.1)
     for step in range(60):
-        set_gradients(step, mine, their)
+        set_gradients(step, mine, their, draw=draw)
         optimizer.step()
         peer.step()
     for start, one, other in zip(before, mine, their, strict=True):
@@ -60,10 +52,10 @@ def test_rounding_by_chance_is_right_in_the_mean() -> None:
 
 
 def test_its_state_goes_on() -> None:
-    whole, torn = parameters(), parameters()
+    whole, torn = parameters(SHAPES), parameters(SHAPES)
     first, second = AdamW16(whole, lr=0.01), AdamW16(torn, lr=0.01)
     for step in range(4):
-        set_gradients(step, whole, torn)
+        set_gradients(step, whole, torn, draw=draw)
         torch.manual_seed(step)
         first.step()
         torch.manual_seed(step)

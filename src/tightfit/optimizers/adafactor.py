@@ -9,11 +9,12 @@ larger than a piece is made.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from tightfit.optimizers.one_by_one import OneByOne
 from tightfit.shapes import is_shape
 
 _TINY = 1e-30  # keeps a square of zero from being divided by
@@ -23,23 +24,10 @@ _PIECE = {"cpu": 1 << 19}  # numbers that a cache holds beside their squares
 _WHOLE = 1 << 24  # on cards, where each piece is a launch
 
 
-class Adafactor(torch.optim.Optimizer):
+class Adafactor(OneByOne):
     """Second moments by row and column, no first moment."""
 
-    def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient."""
-        loss = closure() if closure is not None else None
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
-        return loss
-
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         if gradient.is_sparse:
             raise RuntimeError("Adafactor does not support sparse gradients.")
         state = self.state[parameter]

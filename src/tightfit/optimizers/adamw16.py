@@ -9,12 +9,12 @@ right in the mean. The arithmetic itself is done in 32 bits, a piece at a time i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tightfit.chance import Chance, draw_seed
+from tightfit.optimizers.one_by_one import OneByOne
 from tightfit.shapes import is_shape
 
 _PIECE = {"cpu": 1 << 18}  # numbers that a cache holds beside their moments
@@ -23,21 +23,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
-class AdamW16(torch.optim.Optimizer):
+class AdamW16(OneByOne):
     """AdamW with moments in bf16."""
-
-    def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient."""
-        loss = closure() if closure is not None else None
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._update(parameter, parameter.grad, group["lr"], group["weight_decay"])
-        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """torch would give the moments the type of their parameter."""
@@ -45,7 +32,7 @@ class AdamW16(torch.optim.Optimizer):
         for state in self.state.values():
             state.update({name: state[name].to(torch.bfloat16) for name in _MOMENTS})
 
-    def _update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[parameter]
         if not state:
             state.update({name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in _MOMENTS}, step=0)
