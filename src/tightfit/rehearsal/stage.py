@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,11 +93,17 @@ def take_workspaces(device: Device, tape: Tape) -> None:
         tape.take(size).kind = Kind.TEMPORARY
 
 
+@cache
+def _shapes() -> FakeTensorMode:
+    """One for all plays, so that what operations return is learnt once."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 @contextlib.contextmanager
 def shapes_without_data(device: Device) -> Iterator[None]:
     """Tensors made inside take no memory, and torch's functions behave as on the device."""
     # Weights without data need no first values, and drawing them may look at data (ModernBERT's does).
-    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), kernels_of(device):
+    with _shapes(), no_init_weights(), kernels_of(device):
         yield
 
 

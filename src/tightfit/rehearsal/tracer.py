@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from tightfit.rehearsal.answers import answer
+from tightfit.rehearsal.outcomes import Outcomes
 from tightfit.rehearsal.tape import Block, Tape
 from tightfit.strategy import Kind
 
@@ -21,6 +22,10 @@ Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
 """Bytes that a device's kernel takes for itself while it runs an operation."""
 
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_outcomes: weakref.WeakKeyDictionary[Any, Outcomes] = weakref.WeakKeyDictionary()
+
+
 class Tracer(TorchDispatchMode):
     """Sees what every operation returns. Views share a storage, so storages are followed, not tensors."""
 
@@ -29,6 +34,18 @@ class Tracer(TorchDispatchMode):
         self.tape = tape
         self._scratch = scratch
         self._alive: dict[int, Block] = {}
+        self._run: Callable[..., Any] = _for_real
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch's guard against it would be a tenth of a play's time."""
+        return False
+
+    def __enter__(self) -> Self:
+        mode = torch._C._get_dispatch_mode(_FAKE)
+        if mode is not None:
+            self._run = _outcomes.setdefault(mode, Outcomes()).of
+        return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _WHERE:  # asked twice for every operation that does something: the short way
@@ -36,7 +53,7 @@ class Tracer(TorchDispatchMode):
         scratch = [self.tape.take(size) for size in self._scratch(func, args)]
         out = answer(func, args)
         if out is None:
-            out = func(*args, **(kwargs or {}))
+            out = self._run(func, args, kwargs or {})
         if isinstance(out, torch.Tensor):
             self._follow(out)
         else:
@@ -63,3 +80,7 @@ class Tracer(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         self.tape.give_back(self._alive.pop(key))
+
+
+def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
