@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.chance import Chance, draw_seed
-from tightfit.shapes import is_shape
+from tightfit.shapes import each
 
 NAME = "tightfit"
 _TILE = 1 << 18  # numbers of tokens x tokens that are worked on at once
@@ -83,14 +83,12 @@ class _Tiles:
         at_once = min(rows, max(1, _TILE // (heads * length * others)))
         scores, shares = (self.query.new_empty(at_once * heads, length, others) for _ in range(2))
         keep = torch.empty(scores.shape, dtype=torch.bool)
-        for start in range(0, rows, at_once):
+        for start in each(range(0, rows, at_once), rows / at_once, like=self.query):
             here = slice(start, min(start + at_once, rows))
             count = (here.stop - start) * heads
             self._score(here, scores[:count])
             torch.softmax(scores[:count], dim=-1, out=shares[:count])
             yield here, shares[:count], chance.keep(keep[:count], self.dropped)
-            if is_shape(self.query):
-                return
 
     def _score(self, here: slice, room: torch.Tensor) -> None:
         torch.bmm(_flat(self.query[here]), _flat(self.key[here]).transpose(1, 2), out=room).mul_(self.scale)

@@ -31,6 +31,14 @@ class Recipe:
         """The recipe as the user would write it."""
         return [strategy.word for strategy in self.strategies]
 
+    def without(self, part: str) -> Recipe:
+        """The recipe with the usual choice for a part, such as the optimizer."""
+        return Recipe(tuple(s for s in self.strategies if s.chooses != part))
+
+    def stepping(self) -> Recipe:
+        """Only what has to do with the parameters and their steps, not with how gradients are computed."""
+        return Recipe(tuple(s for s in self.strategies if not s.passes_only))
+
     @property
     def result(self) -> Result:
         """What the whole recipe does to the trained model: as much as its strongest strategy."""

@@ -1,10 +1,53 @@
-"""Shapes: whether a tensor is one, as in a rehearsal, or holds data."""
+"""Shapes: tensors without data, as in a rehearsal, and how a little work on them stands for a lot.
+
+Loops over pieces need only their first there: the others take the same room again. How often they would have gone
+round, and what they would really have done, is said here for those who count the work.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
 from torch._subclasses.fake_tensor import FakeTensor
+
+Piece = TypeVar("Piece")
+
+
+@dataclass
+class StandIn:
+    """What the operations at hand stand for."""
+
+    times: float = 1.0
+    sort: str | None = None
+    """The sort of work it really is; None if it is what it looks like."""
+
+
+now = StandIn()
 
 
 def is_shape(tensor: object) -> bool:
-    """A tensor without data. Loops over pieces need only their first: the others take the same room again."""
+    """A tensor without data."""
     return isinstance(tensor, FakeTensor)
+
+
+@contextlib.contextmanager
+def stands_for(times: float = 1.0, sort: str | None = None) -> Iterator[None]:
+    """What is done inside is done so often, or is work of another sort."""
+    before = now.times, now.sort
+    now.times, now.sort = now.times * times, sort or now.sort
+    try:
+        yield
+    finally:
+        now.times, now.sort = before
+
+
+def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]:
+    """All pieces; of shapes only the first, which stands for as many as there are."""
+    if not is_shape(like):
+        yield from pieces
+        return
+    with stands_for(times):
+        yield next(iter(pieces))

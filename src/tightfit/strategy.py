@@ -106,6 +106,8 @@ class Strategy(ABC):
     """A part that only one strategy of a recipe may choose."""
     shapes_only: ClassVar[bool] = False
     """Whether it changes nothing but how many rows and tokens go through the model at once."""
+    passes_only: ClassVar[bool] = False
+    """Whether it changes how gradients are computed and nothing of what is then done with them."""
     scales: ClassVar[bool] = True
     """Whether a larger batch does the same operations on larger tensors."""
 

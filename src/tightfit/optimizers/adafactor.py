@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.optimizers.one_by_one import OneByOne
-from tightfit.shapes import is_shape
+from tightfit.shapes import each
 
 _TINY = 1e-30  # keeps a square of zero from being divided by
 _DECAY = -0.8  # of the second moment: 1 - step^-0.8
@@ -88,8 +88,6 @@ def _pieces(matrix: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.T
     """A few rows at a time: where they are, they themselves, and room for as many numbers."""
     rows = max(1, _PIECE.get(matrix.device.type, _WHOLE) // matrix.shape[1])
     room = matrix.new_empty(min(rows, matrix.shape[0]), matrix.shape[1])
-    for start in range(0, matrix.shape[0], rows):
+    for start in each(range(0, matrix.shape[0], rows), matrix.shape[0] / len(room), like=matrix):
         piece = matrix[start : start + rows]
         yield slice(start, start + rows), piece, room[: len(piece)]
-        if is_shape(matrix):
-            return

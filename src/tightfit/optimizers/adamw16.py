@@ -15,7 +15,7 @@ import torch
 
 from tightfit.chance import Chance, draw_seed
 from tightfit.optimizers.one_by_one import OneByOne
-from tightfit.shapes import is_shape
+from tightfit.shapes import each
 
 _PIECE = {"cpu": 1 << 18}  # numbers that a cache holds beside their moments
 _WHOLE = 1 << 24  # on cards, where each piece is several launches
@@ -42,7 +42,8 @@ class AdamW16(OneByOne):
         rows = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
         size = min(parameter.numel(), _PIECE.get(parameter.device.type, _WHOLE))
         rooms = [torch.empty(size, dtype=torch.float32, device=parameter.device) for _ in range(3)]
-        for weights, slopes, mean, square in zip(*(row.reshape(-1).split(size) for row in rows), strict=True):
+        pieces = zip(*(row.reshape(-1).split(size) for row in rows), strict=True)
+        for weights, slopes, mean, square in each(pieces, parameter.numel() / size, like=parameter):
             first, second, room = (whole[: len(weights)] for whole in rooms)
             first.copy_(mean).lerp_(slopes, 1 - _BETAS[0])
             second.copy_(square).mul_(_BETAS[1]).addcmul_(slopes, slopes, value=1 - _BETAS[1])
@@ -50,8 +51,6 @@ class AdamW16(OneByOne):
             weights.mul_(1 - lr * weight_decay).addcdiv_(first, spread, value=-lr / correction)
             mean.copy_(first)
             square.copy_(_rounded_by_chance(second, chance))
-            if is_shape(parameter):
-                break
 
 
 def _rounded_by_chance(values: torch.Tensor, chance: Chance) -> torch.Tensor:

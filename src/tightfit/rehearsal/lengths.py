@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tightfit.data.order import batches_of
 from tightfit.job import Job
+from tightfit.pieces import cut_by_tokens
 from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.strategy import Parts
+
+
+_ENOUGH = 128  # batches
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Lengths:
     """Longest first."""
     evaluations: int = 2
     """How often the model is evaluated; after the first time an earlier one may turn out the best."""
+    per_epoch: int = 1
+    """How many batches an epoch has, also where a training ends before."""
 
     @classmethod
     def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
@@ -52,13 +58,43 @@ class Lengths:
         lengths, size = np.array(train), min(job.batch_size, len(train))
         rows = [np.sort(lengths[batch])[::-1] for batch in batches_of(job, len(lengths))]
         padded = np.array([np.pad(row, (0, size - len(row))) for row in rows])
-        evaluations = math.ceil(len(rows) / math.ceil(len(lengths) / job.batch_size))
-        return cls(padded, tuple(sorted(validation, reverse=True)), evaluations)
+        per_epoch = math.ceil(len(lengths) / job.batch_size)
+        return cls(padded, tuple(sorted(validation, reverse=True)), math.ceil(len(rows) / per_epoch), per_epoch)
 
     @classmethod
     def uniform(cls, rows: int, length: int) -> Lengths:
         """One batch of texts that are all as long as allowed."""
         return cls(np.full((1, rows), length), (length,) * rows)
+
+    def some(self) -> Lengths:
+        """As many batches as tell how long the usual one takes."""
+        return replace(self, batches=self.batches[:: max(1, len(self.batches) // _ENOUGH)])
+
+    def fullest(self, parts: Parts) -> Lengths:
+        """Only the batch with the most tokens."""
+        fullest = np.minimum(self.batches, parts.max_length).sum(axis=1).argmax()
+        return replace(self, batches=self.batches[fullest : fullest + 1])
+
+    def slices(self, parts: Parts) -> list[Extent]:
+        """Rows and tokens of every slice of all batches."""
+        cut, size = np.minimum(self.batches, parts.max_length), parts.slice_rows
+        starts = range(0, cut.shape[1], size)
+        slices = [(cut[:, start : start + size] > 0, cut[:, start]) for start in starts]
+        return [
+            (int(rows), int(longest))
+            for used, first in slices
+            for rows, longest in zip(used.sum(axis=1), first, strict=True)
+            if rows
+        ]
+
+    def tokens(self, parts: Parts) -> int:
+        """How many tokens, padding included, go through a layer when batches are cut by tokens."""
+        total = 0
+        for batch in np.minimum(self.batches, parts.max_length).tolist():
+            texts = [length for length in batch if length]
+            pieces = cut_by_tokens(texts, (parts.layer_rows or parts.slice_rows) * texts[0])
+            total += sum((piece.end - piece.start) * piece.length for piece in pieces)
+        return total
 
     def worst(self, parts: Parts) -> Shapes:
         """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first."""

@@ -82,12 +82,15 @@ class Company:
 
 
 def _deepened(shallow: Performance, deeper: Performance, times: int) -> Performance:
+    work = ((1 + times, deeper.work[0][1]), (-times, shallow.work[0][1]))
     return replace(
         deeper,
         tape=deepen(shallow.tape, deeper.tape, times),
         parameters=deeper.parameters + times * (deeper.parameters - shallow.parameters),
         trainable_parameters=deeper.trainable_parameters
         + times * (deeper.trainable_parameters - shallow.trainable_parameters),
+        work=work,
+        steps=work,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tightfit.data.tokens import token_lengths
@@ -15,8 +15,10 @@ from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
+from tightfit.rehearsal.splice import splice
 from tightfit.rehearsal.stage import Extents, Performance
 from tightfit.rehearsal.timeline import Timeline
+from tightfit.rehearsal.work import Table
 from tightfit.strategy import Parts
 
 _LONGEST_PLAYED = 128
@@ -36,6 +38,12 @@ class Played:
         """The parts as shapes."""
         return self.performance.parts
 
+    @cached_property
+    def tables(self) -> list[tuple[int, Table]]:
+        """The work of a slice by its rows and tokens, and how often each counts."""
+        done = self.performance
+        return [(weight, work.per_extent(done.tape.sections, _PAIRS[0])) for weight, work in done.work]
+
 
 @dataclass
 class Rehearsal:
@@ -52,8 +60,7 @@ class Rehearsal:
 
     def bill(self, recipe: Recipe) -> Bill:
         """What a recipe takes with this job's data."""
-        played = self._known(recipe) or self._play(recipe)
-        parts = self._with_shapes(played.parts, recipe)
+        played, parts = self.played(recipe)
         shapes = self.lengths.worst(parts)
         moments = moments_of(played.timeline, self.company.device, _extents(shapes, played))
         if self.lengths.evaluations < 2:
@@ -66,6 +73,11 @@ class Rehearsal:
             trainable_parameters=played.performance.trainable_parameters,
             worst=str(shapes),
         )
+
+    def played(self, recipe: Recipe) -> tuple[Played, Parts]:
+        """The recipe as it was played, and its parts with the rows and tokens that it has here."""
+        played = self._known(recipe) or self._play(recipe)
+        return played, self._with_shapes(played.parts, recipe)
 
     def _known(self, recipe: Recipe) -> Played | None:
         """What was played of the same strategies, if it holds for this recipe's rows and tokens."""
@@ -88,13 +100,25 @@ class Rehearsal:
     def _play(self, recipe: Recipe) -> Played:
         if not all(strategy.scales for strategy in recipe.strategies):
             return self._play_as_it_is(recipe)
-        performance = self.company.perform(recipe, self._two_of_each)
+        performance = self._spliced(recipe) or self.company.perform(recipe, self._two_of_each)
         try:
             sizes = learn_sizes(performance.tape, _PAIRS)
         except NotAlike:
             return self._play_as_it_is(recipe)
         played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
         return self._played.setdefault(_key(recipe, performance.extents.padded), played)
+
+    def _spliced(self, recipe: Recipe) -> Performance | None:
+        """From a pass that was played with the usual optimizer, and the optimizer beside the usual pass."""
+        names = {strategy.name for strategy in recipe.strategies}
+        passing, stepping = recipe.without("optimizer"), recipe.stepping()
+        if "step-in-backward" in names or recipe in (passing, stepping):
+            return None
+        (one, _), (other, _) = self.played(passing), self.played(stepping)
+        if not one.for_all or not other.for_all:
+            return None
+        tape = splice(one.performance.tape, other.performance.tape)
+        return replace(one.performance, tape=tape, steps=other.performance.steps)
 
     def _play_as_it_is(self, recipe: Recipe) -> Played:
         performance = self.company.perform(recipe, self._worst)

@@ -54,10 +54,10 @@ def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
         here, there = np.flatnonzero(section == first), np.flatnonzero(section == second)
         if len(here) != len(there):
             raise NotAlike
-        found = _powers(size[here], size[there], _monomials(tape, first), _monomials(tape, second))
-        powers[here] = powers[there] = found
-    extents = np.array([(s.rows, s.length) for s in tape.sections] + [(1, 1)], dtype=np.float64)
-    return Sizes(size / (extents[section] ** powers).prod(axis=1), powers, section)
+        extents = [(tape.sections[section].rows, tape.sections[section].length) for section in (first, second)]
+        powers[here] = powers[there] = powers_of(size[here], size[there], *extents)
+    table = np.array([(s.rows, s.length) for s in tape.sections] + [(1, 1)], dtype=np.float64)
+    return Sizes(size / (table[section] ** powers).prod(axis=1), powers, section)
 
 
 def fixed_sizes(tape: Tape) -> Sizes:
@@ -66,14 +66,9 @@ def fixed_sizes(tape: Tape) -> Sizes:
     return Sizes(size, np.zeros((len(size), 2)), np.array([block.section for block in tape.blocks]))
 
 
-def _monomials(tape: Tape, section: int) -> Numbers:
-    played = tape.sections[section]
-    result: Numbers = (np.array([played.rows, played.length], dtype=np.float64) ** _POWERS).prod(axis=1)
-    return result
-
-
-def _powers(here: Numbers, there: Numbers, rules_here: Numbers, rules_there: Numbers) -> Numbers:
-    """The rule that explains how a block's size changed from one slice to the other."""
+def powers_of(here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent) -> Numbers:
+    """The powers of rows and of tokens that explain how numbers changed from one slice to the other."""
+    rules_here, rules_there = _monomials(extent_here), _monomials(extent_there)
     grown = there / np.maximum(here, 1)
     misses = np.abs(grown[:, None] / (rules_there / rules_here)[None, :] - 1)
     best = misses.argmin(axis=1)
@@ -81,4 +76,9 @@ def _powers(here: Numbers, there: Numbers, rules_here: Numbers, rules_there: Num
     if odd.sum() > _ODD_SHARE * here.sum():
         raise NotAlike
     result: Numbers = _POWERS[best]
+    return result
+
+
+def _monomials(extent: Extent) -> Numbers:
+    result: Numbers = (np.array(extent, dtype=np.float64) ** _POWERS).prod(axis=1)
     return result

@@ -21,8 +21,9 @@ from tightfit.recipe import Recipe
 from tightfit.rehearsal.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.rehearsal.sizes import Extent
 from tightfit.rehearsal.tape import Tape
-from tightfit.rehearsal.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE
+from tightfit.rehearsal.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END
 from tightfit.rehearsal.tracer import Tracer
+from tightfit.rehearsal.work import Work
 from tightfit.step import run_slices
 from tightfit.strategy import Kind, Parts, Precision
 
@@ -55,6 +56,10 @@ class Performance:
     extents: Extents
     parameters: int
     trainable_parameters: int
+    work: tuple[tuple[int, Work], ...]
+    """What was computed; where layers were left out, several such with how often each counts."""
+    steps: tuple[tuple[int, Work], ...]
+    """The same where the optimizer's work is to be found."""
 
 
 def play(
@@ -80,10 +85,12 @@ def play(
         take_workspaces(device, tape)
         follow_gradients(parts.model.parameters(), tracer)  # before a recipe's own hooks use them up
         optimizer = build_optimizer(parts)
+        optimizer.step = tracer.optimizing()(optimizer.step)  # type: ignore[method-assign]
         _train(parts, optimizer, extents, tracer)
         _evaluate(parts, extents, tracer)
         _save_and_load_best(parts, tape)
-    return Performance(tape, parts, extents, parts.parameters, parts.trainable_parameters)
+    work = ((1, tracer.work),)
+    return Performance(tape, parts, extents, parts.parameters, parts.trainable_parameters, work, work)
 
 
 def take_workspaces(device: Device, tape: Tape) -> None:
@@ -115,6 +122,7 @@ def _train(parts: Parts, optimizer: torch.optim.Optimizer, extents: Extents, tra
     _step(parts, optimizer, tracer, clip=parts.max_grad_norm)
     tracer.tape.mark(STATE_IS_THERE)
     _step(parts, optimizer, tracer, clip=0)
+    tracer.tape.mark(STEPS_END)
     parts.model.zero_grad()
 
 

@@ -46,6 +46,11 @@ class Tape:
     clock: int = 0
     _section: int = -1
 
+    @property
+    def place(self) -> int:
+        """The section that is being written; -1 for none."""
+        return self._section
+
     def take(self, size: int) -> Block:
         """A block is born."""
         self.clock += 1

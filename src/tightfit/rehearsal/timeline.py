@@ -16,7 +16,7 @@ from tightfit.rehearsal.tape import Tape
 from tightfit.strategy import Kind
 
 KINDS = list(Kind)
-PASS_BEGINS, PASS_ENDS, STATE_IS_THERE = "pass begins", "pass ends", "state is there"
+PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END = "pass begins", "pass ends", "state is there", "steps end"
 
 
 @dataclass(frozen=True)

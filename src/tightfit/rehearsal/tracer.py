@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import torch
@@ -13,9 +14,11 @@ from torch.utils._pytree import tree_iter
 from tightfit.rehearsal.answers import answer
 from tightfit.rehearsal.outcomes import Outcomes
 from tightfit.rehearsal.tape import Block, Tape
+from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Work
 from tightfit.strategy import Kind
 
 _WHERE = torch.ops.prim.device.default
+_ADD = torch.ops.aten.add_.Tensor
 
 
 Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
@@ -32,6 +35,8 @@ class Tracer(TorchDispatchMode):
     def __init__(self, tape: Tape, scratch: Scratch) -> None:
         super().__init__()
         self.tape = tape
+        self.work = Work()
+        self._optimizing = False
         self._scratch = scratch
         self._alive: dict[int, Block] = {}
         self._run: Callable[..., Any] = _for_real
@@ -54,6 +59,7 @@ class Tracer(TorchDispatchMode):
         out = answer(func, args)
         if out is None:
             out = self._run(func, args, kwargs or {})
+        self.work.note(func, args, kwargs or {}, out, self._section(func, args))
         if isinstance(out, torch.Tensor):
             self._follow(out)
         else:
@@ -68,6 +74,23 @@ class Tracer(TorchDispatchMode):
         """Say what some tensors are for."""
         for tensor in tensors:
             self._follow(tensor).kind = kind
+
+    def _section(self, func: Any, args: tuple[Any, ...]) -> int:
+        """Where work belongs."""
+        if self._optimizing:
+            return OPTIMIZER
+        if func is _ADD and self._follow(args[0]).kind is Kind.GRADIENTS:
+            return ADDING_UP
+        return self.tape.place
+
+    @contextlib.contextmanager
+    def optimizing(self) -> Iterator[None]:
+        """The work inside is the optimizer's."""
+        self._optimizing = True
+        try:
+            yield
+        finally:
+            self._optimizing = False
 
     def _follow(self, tensor: torch.Tensor) -> Block:
         storage = tensor.untyped_storage()

@@ -29,6 +29,7 @@ class Attention(Strategy):
     frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS, Kind.TEMPORARY)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "attention in tiles that fit the cache (CPU) or fused (cards), and faster dropout on a CPU"
+    passes_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         if not _changeable(parts.model):

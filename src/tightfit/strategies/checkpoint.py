@@ -32,6 +32,7 @@ class Checkpoint(Strategy):
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "recomputes each layer's insides in the backward pass (gradient checkpointing)"
     chooses: ClassVar[str | None] = "recomputation"
+    passes_only: ClassVar[bool] = True
 
     every: int = Field(default=1, ge=1)
     """Checkpoint every n-th layer."""

@@ -26,6 +26,7 @@ class Slice(Strategy):
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "runs the batch through the model a few rows at a time (micro-batches)"
     shapes_only: ClassVar[bool] = True
+    passes_only: ClassVar[bool] = True
 
     size: int = Field(ge=1)
     """Rows that go through the model at once."""

@@ -39,6 +39,7 @@ class SliceLayers(Strategy):
     )
     chooses: ClassVar[str | None] = "recomputation"
     scales: ClassVar[bool] = False
+    passes_only: ClassVar[bool] = True
 
     size: int = Field(ge=1)
     """Rows that go through a layer at once; more where they are shorter than the longest."""

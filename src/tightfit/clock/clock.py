@@ -1,0 +1,58 @@
+"""The clock: seconds of a step, slice by slice, with the padding and the second runs that a recipe really has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tightfit.clock.rates import Rates
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.rehearsal import Played
+from tightfit.rehearsal.sizes import Extent
+from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Table
+from tightfit.strategy import Parts
+
+_AS_PLAYED: Extent = (1, 1)
+_ONLY_SLICE = 0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Reads a played recipe's work."""
+
+    rates: Rates
+
+    def seconds_per_step(self, played: Played, parts: Parts, lengths: Lengths, optimizer: str) -> float:
+        """The mean over the batches; evaluation and saving are not counted."""
+        batches = lengths.some()
+        work = self._slices if played.for_all else self._pieces
+        return work(played, parts, batches) / len(batches.batches) + self._update(played, optimizer)
+
+    def _slices(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+        slices = lengths.slices(parts)
+        computed = sum(
+            weight * count * self._read(table, extent)
+            for weight, table in played.tables
+            for extent, count in Counter(slices).items()
+        )
+        return computed + (len(slices) - len(lengths.batches)) * self._adding_up(played)
+
+    def _adding_up(self, played: Played) -> float:
+        """Gradients of a slice are added to those of the slices before it."""
+        return sum(weight * self._read(work.in_section(ADDING_UP), _AS_PLAYED) for weight, work in played.performance.work)
+
+    def _pieces(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+        """What was played is the fullest batch; the others take as long as they have tokens."""
+        tables = [(weight, work.in_section(_ONLY_SLICE)) for weight, work in played.performance.work]
+        fullest = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
+        return fullest * lengths.tokens(parts) / lengths.fullest(parts).tokens(parts)
+
+    def _update(self, played: Played, optimizer: str) -> float:
+        done = played.performance
+        if optimizer in self.rates.optimizers:
+            return done.trainable_parameters * self.rates.optimizers[optimizer]
+        steps = len(done.extents.slices) if done.parts.step_in_backward else 2
+        return sum(w * self._read(work.in_section(OPTIMIZER), _AS_PLAYED) for w, work in done.steps) / steps
+
+    def _read(self, table: Table, extent: Extent) -> float:
+        return sum(self.rates.seconds(sort, amounts, calls) for sort, amounts, calls in table.at(extent))

@@ -1,0 +1,182 @@
+"""Rates of this machine's processor, measured once in a few seconds and kept for later."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tightfit.chance import BITS, Chance
+from tightfit.clock.rates import Curve, Rates
+from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
+
+_VERSION = 1
+_LONG_ENOUGH = 0.012  # seconds for one figure
+_SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
+_PRODUCTS = ((32, 384, 384), (128, 384, 1536), (128, 1024, 1024), (512, 1024, 1024), (1024, 1024, 4096))
+_WIDTH = 1024
+_OPTIMIZERS = ("adamw", "adamw-16bit", "adafactor")
+
+
+@cache
+def rates_of_this_machine() -> Rates:
+    """From the file that an earlier call left, if it was the same machine, torch and tightfit."""
+    file, machine = _cache_file(), _machine()
+    try:
+        kept = json.loads(file.read_text("utf-8"))
+        if kept["machine"] == machine:
+            return Rates(**kept["rates"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # none yet, or not ours: measure
+    rates = measure()
+    _keep(file, {"machine": machine, "rates": asdict(rates)})
+    return rates
+
+
+def measure() -> Rates:
+    """Time a sample of every sort of work, in memory as a training gets it."""
+    from tightfit.allocator import give_back_freed_memory
+
+    give_back_freed_memory()
+    with torch.random.fork_rng([]):
+        call = _seconds_of_a_call()
+        curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
+        curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
+        curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
+        return Rates(curves, call, {name: _optimizer(name) for name in _OPTIMIZERS})
+
+
+def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
+    """Seconds for a byte, from small tensors to large ones."""
+    points = []
+    for size in _SIZES:
+        run, touched = sample(torch.randn(max(1, size // _WIDTH), min(size, _WIDTH)))
+        points.append((touched, _net(_time(run), call) / touched))
+    return points
+
+
+def _product(shape: tuple[int, int, int], dtype: torch.dtype, call: float) -> tuple[float, float]:
+    tokens, inner, outer = shape
+    left, right = torch.randn(tokens, inner, dtype=dtype), torch.randn(outer, inner, dtype=dtype)
+    flops = 2.0 * tokens * inner * outer
+    return flops, _net(_time(lambda: left @ right.T), call) / flops
+
+
+def _net(seconds: float, call: float) -> float:
+    return max(seconds - call, seconds / 4)
+
+
+def _pass(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
+    return lambda: x + x, 12.0 * x.numel()
+
+
+def _change(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
+    y = torch.zeros_like(x)
+    return lambda: y.add_(x), 8.0 * x.numel()
+
+
+def _norm(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
+    return lambda: torch.nn.functional.layer_norm(x, x.shape[-1:]), 8.0 * x.numel()
+
+
+def _lookup(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
+    rows = torch.randint(len(x), (len(x),))
+    return lambda: torch.nn.functional.embedding(rows, x), 8.0 * x.numel()
+
+
+def _bits(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
+    mask, chance = torch.empty(x.shape, dtype=torch.bool), Chance(1)
+    return lambda: chance.keep(mask, 0.1), float(x.numel())
+
+
+_SAMPLES: dict[str, Callable[[torch.Tensor], tuple[Callable[[], Any], float]]] = {
+    PASS: _pass,
+    CHANGE: _change,
+    CURVE: lambda x: (lambda: torch.nn.functional.gelu(x), 8.0 * x.numel()),
+    NORM: _norm,
+    SOFTMAX: lambda x: (lambda: torch.softmax(x, -1), 8.0 * x.numel()),
+    CHANCE: lambda x: (lambda: x.bernoulli_(0.9), 4.0 * x.numel()),
+    LOOKUP: _lookup,
+    BITS: _bits,
+}
+
+
+def _seconds_of_a_call() -> float:
+    """A layer so small that nothing but calling takes time, forward and backward."""
+    from tightfit.clock.counting import Counting
+
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+    x = torch.randn(1, 2, 8)
+
+    def step() -> None:
+        layer(x).sum().backward()
+
+    with Counting() as counting:
+        step()
+    return _time(step) / counting.calls
+
+
+def _optimizer(name: str) -> float:
+    """Seconds for a parameter, of a matrix that no cache holds."""
+    from tightfit.recipe import parse_strategy
+
+    weight = torch.nn.Parameter(torch.randn(4 * _WIDTH, _WIDTH))
+    weight.grad = torch.randn_like(weight)
+    optimizer = parse_strategy(name).build([{"params": [weight], "weight_decay": 0.01}], 1e-5)  # type: ignore[attr-defined]
+    optimizer.step()
+    return _time(optimizer.step) / weight.numel()
+
+
+def _time(run: Callable[[], Any]) -> float:
+    """The fastest of a few runs after one to get warm: what else the machine does only makes them slower."""
+    run()
+    taken: list[float] = []
+    while sum(taken) < _LONG_ENOUGH or len(taken) < 6:
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def _machine() -> dict[str, Any]:
+    from importlib.metadata import version
+
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "model": _processor_name(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "tightfit": version("tightfit"),
+        "version": _VERSION,
+    }
+
+
+def _processor_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.node()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _cache_file() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "tightfit" / "rates.json"
+
+
+def _keep(file: Path, content: dict[str, Any]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_name(f"{file.name}.{os.getpid()}")
+        aside.write_text(json.dumps(content), "utf-8")
+        aside.replace(file)
+    except OSError:
+        pass  # measured again next time

@@ -1,0 +1,145 @@
+"""Work: what there is to compute, operation by operation, noted while a training is played.
+
+An operation is told by its sort, its floating-point operations or the bytes it goes through, and how often it is
+called. Clocks turn that into seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from tightfit import shapes
+from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, powers_of
+from tightfit.rehearsal.tape import Section
+
+PRODUCT, NARROW, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
+    "matrix products", "matrix products in 16 bits", "passes into new memory", "passes in place", "curves", "norms",
+    "softmax", "random numbers", "lookups", "views",
+)  # fmt: skip
+OPTIMIZER, ADDING_UP = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
+_NAMES = {
+    CURVE: "gelu gelu_backward tanh tanh_backward silu silu_backward sigmoid erf exp log sin cos pow relu",
+    NORM: "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward",
+    SOFTMAX: "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
+    CHANCE: "bernoulli bernoulli_ native_dropout rand_like randint_like randint rand",
+    LOOKUP: "embedding embedding_dense_backward index index_put _index_put_impl_ gather scatter index_select",
+    NOTHING: "_unsafe_view empty empty_like new_empty empty_strided _local_scalar_dense",
+}
+_SORT_OF = {name: sort for sort, names in _NAMES.items() for name in names.split()}
+_aten = torch.ops.aten
+
+
+@dataclass
+class Work:
+    """A column for each operation's numbers."""
+
+    sorts: list[str] = field(default_factory=list)
+    amounts: list[float] = field(default_factory=list)
+    """Floating-point operations of a product, else bytes."""
+    calls: list[float] = field(default_factory=list)
+    sections: list[int] = field(default_factory=list)
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
+        """One operation more; views take no time worth counting."""
+        sort = shapes.now.sort or sort_of(func)
+        if sort is NOTHING:
+            return
+        if sort is PRODUCT:
+            amount = _flops(func, args, kwargs, out)
+            sort = NARROW if _is_narrow(args) else PRODUCT
+        else:
+            amount = _bytes((*args, *kwargs.values(), out if sort is not CHANGE else None))
+        self.sorts.append(sort)
+        self.amounts.append(amount * shapes.now.times)
+        self.calls.append(shapes.now.times)
+        self.sections.append(section)
+
+    def in_section(self, section: int) -> Table:
+        """The operations of one section, as they were played."""
+        chosen = [index for index, place in enumerate(self.sections) if place == section]
+        amounts, calls = (np.array([column[i] for i in chosen]) for column in (self.amounts, self.calls))
+        flat = np.zeros((len(chosen), 2))
+        return Table([self.sorts[index] for index in chosen], amounts, calls, flat, flat)
+
+    def per_extent(self, sections: Sequence[Section], pair: tuple[int, int]) -> Table:
+        """The operations of a slice as functions of its rows and tokens, learnt from two slices."""
+        here, there = (self.in_section(section) for section in pair)
+        if here.sorts != there.sorts:
+            raise NotAlike
+        extents = [(sections[section].rows, sections[section].length) for section in pair]
+        amounts, calls = (
+            powers_of(one, other, *extents) for one, other in ((here.amounts, there.amounts), (here.calls, there.calls))
+        )
+        rows_tokens = np.array(extents[0], dtype=np.float64)
+        return Table(
+            here.sorts,
+            here.amounts / (rows_tokens**amounts).prod(axis=1),
+            here.calls / (rows_tokens**calls).prod(axis=1),
+            amounts,
+            calls,
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Operations with amounts and calls that may depend on rows and tokens."""
+
+    sorts: list[str]
+    amounts: Numbers
+    calls: Numbers
+    amount_powers: Numbers
+    call_powers: Numbers
+
+    def at(self, extent: Extent) -> Iterator[tuple[str, Numbers, Numbers]]:
+        """For every sort the amounts and the calls of its operations with so many rows and tokens."""
+        point = np.array(extent, dtype=np.float64)
+        amounts = self.amounts * (point**self.amount_powers).prod(axis=1)
+        calls = self.calls * (point**self.call_powers).prod(axis=1)
+        names = np.array(self.sorts)
+        for sort in set(self.sorts):
+            yield sort, amounts[names == sort], calls[names == sort]
+
+
+@cache
+def sort_of(func: Any) -> str:
+    """What sort of work an operation is."""
+    packet = getattr(func, "overloadpacket", func)
+    if packet in flop_registry or "flash_attention_for_cpu" in str(packet):
+        return PRODUCT
+    if getattr(func, "is_view", False):
+        return NOTHING
+    name = str(packet).rpartition(".")[2]
+    if name in _SORT_OF:
+        return _SORT_OF[name]
+    return CHANGE if func._schema.is_mutable else PASS
+
+
+def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
+    """As torch's own counter counts them."""
+    packet = func.overloadpacket
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    if packet is _aten._scaled_dot_product_flash_attention_for_cpu:
+        return float(sdpa_flop_count(*(side.shape for side in args[:3])))
+    return float(sdpa_backward_flop_count(*(side.shape for side in args[:4])))
+
+
+def _is_narrow(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(arg, torch.Tensor) and arg.dtype in (torch.bfloat16, torch.float16) for arg in args)
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    total = 0
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            total += value.numel() * value.element_size()
+        elif isinstance(value, (tuple, list)):
+            total += _bytes(value)
+    return total
