@@ -6,6 +6,7 @@ TightfitError            exit code
 │   ├── ModelError               the model: folder, config, tokenizer, weights
 │   ├── RecipeError              a strategy, its settings, or two that clash
 │   └── OutputError              the run folder or the disk under it
+├── DoesNotFit               1   no recipe keeps to the budget; carries the closest plan
 └── RunFailed                1   a run that had started could not end
     └── LossNotFinite            the loss became NaN or infinite
 """
@@ -14,6 +15,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tightfit.planning.plan import Plan
 
 
 class TightfitError(Exception):
@@ -42,6 +47,19 @@ class RecipeError(BadInput):
 
 class OutputError(BadInput):
     """The run folder or the disk under it."""
+
+
+class DoesNotFit(TightfitError):
+    """No recipe keeps to the budget. Carries the plan that comes closest and the ways out."""
+
+    def __init__(self, plan: Plan) -> None:
+        from tightfit.units import format_bytes
+
+        self.plan = plan
+        way_out = f": {plan.ways_out[0]}" if plan.ways_out else ""
+        super().__init__(
+            f"No recipe fits {plan.budget}; the closest takes {format_bytes(plan.chosen.at_most)}{way_out}."
+        )
 
 
 class RunFailed(TightfitError):

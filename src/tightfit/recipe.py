@@ -35,6 +35,23 @@ class Recipe:
         """The recipe with the usual choice for a part, such as the optimizer."""
         return Recipe(tuple(s for s in self.strategies if s.chooses != part))
 
+    def without_shapes(self) -> Recipe:
+        """The recipe without what changes only how many rows and tokens go through at once."""
+        return Recipe(tuple(s for s in self.strategies if not s.shapes_only))
+
+    def leaving_out(self, strategy: Strategy) -> Recipe:
+        """The recipe without one of its strategies."""
+        return Recipe(tuple(s for s in self.strategies if s != strategy))
+
+    def passing(self) -> Recipe:
+        """Only what has to do with how gradients are computed."""
+        return Recipe(tuple(s for s in self.strategies if s.chooses != "optimizer" and s.name != "step-in-backward"))
+
+    @property
+    def optimizer(self) -> str:
+        """The name of the one that it chooses."""
+        return next((s.name for s in self.strategies if s.chooses == "optimizer"), "adamw")
+
     def stepping(self) -> Recipe:
         """Only what has to do with the parameters and their steps, not with how gradients are computed."""
         return Recipe(tuple(s for s in self.strategies if not s.passes_only))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.lengths import Lengths
@@ -12,7 +15,7 @@ from tightfit.rehearsal.sizes import Extent
 from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Table
 from tightfit.strategy import Parts
 
-_AS_PLAYED: Extent = (1, 1)
+_AS_PLAYED: Mapping[Extent, int] = {(1, 1): 1}
 _ONLY_SLICE = 0
 
 
@@ -22,19 +25,15 @@ class Clock:
 
     rates: Rates
 
-    def seconds_per_step(self, played: Played, parts: Parts, lengths: Lengths, optimizer: str) -> float:
-        """The mean over the batches; evaluation and saving are not counted."""
+    def pass_seconds(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+        """Forward and backward of a batch, the mean over all."""
         batches = lengths.some()
         work = self._slices if played.for_all else self._pieces
-        return work(played, parts, batches) / len(batches.batches) + self._update(played, optimizer)
+        return work(played, parts, batches) / len(batches.batches)
 
     def _slices(self, played: Played, parts: Parts, lengths: Lengths) -> float:
         slices = lengths.slices(parts)
-        computed = sum(
-            weight * count * self._read(table, extent)
-            for weight, table in played.tables
-            for extent, count in Counter(slices).items()
-        )
+        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in played.tables)
         return computed + (len(slices) - len(lengths.batches)) * self._adding_up(played)
 
     def _adding_up(self, played: Played) -> float:
@@ -47,12 +46,16 @@ class Clock:
         fullest = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
         return fullest * lengths.tokens(parts) / lengths.fullest(parts).tokens(parts)
 
-    def _update(self, played: Played, optimizer: str) -> float:
+    def update_seconds(self, played: Played, optimizer: str) -> float:
+        """One step of the optimizer."""
         done = played.performance
         if optimizer in self.rates.optimizers:
             return done.trainable_parameters * self.rates.optimizers[optimizer]
         steps = len(done.extents.slices) if done.parts.step_in_backward else 2
         return sum(w * self._read(work.in_section(OPTIMIZER), _AS_PLAYED) for w, work in done.steps) / steps
 
-    def _read(self, table: Table, extent: Extent) -> float:
-        return sum(self.rates.seconds(sort, amounts, calls) for sort, amounts, calls in table.at(extent))
+    def _read(self, table: Table, extents: Mapping[Extent, int]) -> float:
+        """For slices of these rows and tokens, so many of each."""
+        counts = np.array(list(extents.values()))
+        seconds = [self.rates.seconds(sort, *work) for sort, *work in table.at(list(extents))]
+        return float(sum((of_sort.sum(axis=0) * counts).sum() for of_sort in seconds))

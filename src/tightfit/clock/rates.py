@@ -25,10 +25,11 @@ class Rates:
     overlaps: bool = False
     """Whether the calls run ahead of the work, as on a card: then only the longer of the two counts."""
 
-    def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> float:
-        """For operations of one sort."""
+    def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
+        """Of operations of one sort, each."""
         sizes, prices = zip(*self.curves.get(sort, self.curves[PASS]), strict=True)
         size = amounts / np.maximum(calls, 1e-9)
         work = amounts * np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), prices)
         waiting = calls * self.call
-        return float(np.maximum(work, waiting).sum() if self.overlaps else (work + waiting).sum())
+        seconds: Numbers = np.maximum(work, waiting) if self.overlaps else work + waiting
+        return seconds

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _MISSING = object()
+_FIRST, _UNKNOWN = "the first", "cannot be told"
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -70,42 +70,42 @@ class Outcomes:
 
     def of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the operation returns."""
-        way = _way_of(func)
-        if way is _Way.TORCHS_OWN:
+        written = _written_by(func)
+        if written is _UNKNOWN:
             return func(*args, **kwargs)
         try:
             key = (func, _key(args), _key(tuple(kwargs.items())))
         except _NotPlain:
             return func(*args, **kwargs)
         known = self._known.get(key, _MISSING)
-        if known is not _MISSING:
-            return args[0] if way is _Way.CHANGES_FIRST else _map(lambda tensor: tensor and tensor.make(args), known)
-        out = func(*args, **kwargs)
+        if known is _MISSING:
+            return self._learn(key, func(*args, **kwargs), args)
+        if written is not None:
+            return args[0] if written == _FIRST else kwargs[written]
+        return _map(lambda tensor: tensor and tensor.make(args), known)
+
+    def _learn(self, key: Any, out: Any, args: tuple[Any, ...]) -> Any:
         with contextlib.suppress(_NotPlain):
-            self._known[key] = None if way is _Way.CHANGES_FIRST else _map(lambda one: _Tensor.like(one, args), out)
+            self._known[key] = _map(lambda one: _Tensor.like(one, args), out)
         return out
 
 
-class _Way(Enum):
-    """How an operation can be repeated."""
-
-    RETURNS = "tensors, new ones or views"
-    CHANGES_FIRST = "its first argument"
-    TORCHS_OWN = "not here"
-
-
 @cache
-def _way_of(func: Any) -> _Way:
+def _written_by(func: Any) -> str | None:
+    """The argument that an operation writes to and returns; None if it returns something else, a view perhaps."""
     if not isinstance(func, torch._ops.OpOverload) or torch.Tag.inplace_view in func.tags:
-        return _Way.TORCHS_OWN
+        return _UNKNOWN
     returns = [str(value.type) for value in func._schema.returns]
     if not returns or any(kind not in ("Tensor", "List[Tensor]") for kind in returns):
-        return _Way.TORCHS_OWN
-    written = [value.name for value in func._schema.arguments if value.alias_info and value.alias_info.is_write]
+        return _UNKNOWN
+    written = [value for value in func._schema.arguments if value.alias_info and value.alias_info.is_write]
     if not written:
-        return _Way.RETURNS
-    changes_first = written == [func._schema.arguments[0].name] and returns == ["Tensor"]
-    return _Way.CHANGES_FIRST if changes_first else _Way.TORCHS_OWN
+        return None
+    if len(written) > 1 or returns != ["Tensor"]:
+        return _UNKNOWN
+    if written[0].kwarg_only:
+        return str(written[0].name)
+    return _FIRST if written[0].name == func._schema.arguments[0].name else _UNKNOWN
 
 
 def _map(change: Callable[[Any], Any], out: Any) -> Any:

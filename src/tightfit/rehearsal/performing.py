@@ -76,6 +76,11 @@ class Company:
         without_weights = self.job.model_copy(update={"random_weights": True})
         return play(without_weights, recipe, self.device, self.labels, self.tokenizer, extents, **how)
 
+    @property
+    def depth(self) -> int | None:
+        """How many layers the model has, where it says so."""
+        return depth_of(self._config)
+
     @cached_property
     def _config(self) -> PretrainedConfig:
         return load_config(self.job.model)

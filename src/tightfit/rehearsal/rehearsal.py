@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -51,28 +52,36 @@ class Rehearsal:
 
     company: Company
     lengths: Lengths
+    always_padded: bool = False
+    """Whether slices of equal texts are taken for padded ones too: fewer plays, and at most a mask too much."""
     _played: dict[tuple[bool, tuple[str, ...]], Played] = field(default_factory=dict)
+    _as_they_are: dict[Recipe, Played] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job, device: Device, *, probe: bool = False) -> Rehearsal:
         """Read the data and the tokenizer; for the same job and file only once."""
-        return _rehearsal(job, device, probe, _stamp(job))
+        return _rehearsal(job, device, probe, stamp_of(job))
 
     def bill(self, recipe: Recipe) -> Bill:
         """What a recipe takes with this job's data."""
         played, parts = self.played(recipe)
-        shapes = self.lengths.worst(parts)
+        shapes = self._worst_shapes(parts)
         moments = moments_of(played.timeline, self.company.device, _extents(shapes, played))
         if self.lengths.evaluations < 2:
             moments.pop("load-best", None)
         return Bill(
             moments=moments,
-            overhead=overhead_of(self.company.device),
+            overhead=self._overhead,
             device=self.company.device,
             parameters=played.performance.parameters,
             trainable_parameters=played.performance.trainable_parameters,
             worst=str(shapes),
         )
+
+    @cached_property
+    def _overhead(self) -> int:
+        """Looked at once, so that bills can be compared: playing leaves things in memory too."""
+        return overhead_of(self.company.device)
 
     def played(self, recipe: Recipe) -> tuple[Played, Parts]:
         """The recipe as it was played, and its parts with the rows and tokens that it has here."""
@@ -85,9 +94,9 @@ class Rehearsal:
             played = self._played.get(_key(recipe, padded))
             if played is None:
                 continue
-            shapes = self.lengths.worst(self._with_shapes(played.parts, recipe))
+            shapes = self._worst_shapes(self._with_shapes(played.parts, recipe))
             return self._played.get(_key(recipe, shapes.padded))
-        return None
+        return self._as_they_are.get(recipe)
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens, whatever they were played with."""
@@ -98,7 +107,7 @@ class Rehearsal:
         return parts
 
     def _play(self, recipe: Recipe) -> Played:
-        if not all(strategy.scales for strategy in recipe.strategies):
+        if _as_it_is(recipe):
             return self._play_as_it_is(recipe)
         performance = self._spliced(recipe) or self.company.perform(recipe, self._two_of_each)
         try:
@@ -108,13 +117,25 @@ class Rehearsal:
         played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
         return self._played.setdefault(_key(recipe, performance.extents.padded), played)
 
+    def unplayed(self, recipes: Iterable[Recipe]) -> list[Recipe]:
+        """What has to be played for some recipes and has not been."""
+        needed = [half for recipe in recipes for half in _halves(recipe) or (recipe,)]
+        shapeless = [half if _as_it_is(half) else half.without_shapes() for half in needed]
+        return [recipe for recipe in dict.fromkeys(shapeless) if self._known(recipe) is None]
+
+    def remember(self, recipe: Recipe, played: Played) -> None:
+        """Take over what was played elsewhere."""
+        if played.for_all:
+            self._played[_key(recipe, played.performance.extents.padded)] = played
+        else:
+            self._as_they_are[recipe] = played
+
     def _spliced(self, recipe: Recipe) -> Performance | None:
         """From a pass that was played with the usual optimizer, and the optimizer beside the usual pass."""
-        names = {strategy.name for strategy in recipe.strategies}
-        passing, stepping = recipe.without("optimizer"), recipe.stepping()
-        if "step-in-backward" in names or recipe in (passing, stepping):
+        halves = _halves(recipe)
+        if halves is None:
             return None
-        (one, _), (other, _) = self.played(passing), self.played(stepping)
+        (one, _), (other, _) = (self.played(half) for half in halves)
         if not one.for_all or not other.for_all:
             return None
         tape = splice(one.performance.tape, other.performance.tape)
@@ -122,17 +143,33 @@ class Rehearsal:
 
     def _play_as_it_is(self, recipe: Recipe) -> Played:
         performance = self.company.perform(recipe, self._worst)
-        return Played(performance, Timeline.of(performance.tape, fixed_sizes(performance.tape)), for_all=False)
+        played = Played(performance, Timeline.of(performance.tape, fixed_sizes(performance.tape)), for_all=False)
+        return self._as_they_are.setdefault(recipe, played)
 
     def _two_of_each(self, parts: Parts) -> Extents:
         """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
         longest = min(self.company.job.max_length, _LONGEST_PLAYED)
         pair = ((6, longest), (4, max(1, longest * 3 // 4)))
-        return Extents(pair, pair, self.lengths.worst(parts).padded)
+        return Extents(pair, pair, self._worst_shapes(parts).padded)
+
+    def _worst_shapes(self, parts: Parts) -> Shapes:
+        shapes = self.lengths.worst(parts)
+        return replace(shapes, padded=True) if self.always_padded else shapes
 
     def _worst(self, parts: Parts) -> Extents:
-        shapes = self.lengths.worst(parts)
+        shapes = self._worst_shapes(parts)
         return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts)
+
+
+def _as_it_is(recipe: Recipe) -> bool:
+    return not all(strategy.scales for strategy in recipe.strategies)
+
+
+def _halves(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
+    """How its gradients are computed, and how it steps, where each can be played without the other."""
+    passing, stepping = recipe.without("optimizer"), recipe.stepping()
+    inseparable = any(strategy.name == "step-in-backward" for strategy in recipe.strategies)
+    return None if inseparable or _as_it_is(recipe) or recipe in (passing, stepping) else (passing, stepping)
 
 
 def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
@@ -157,7 +194,7 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
     return Rehearsal(Company(job, device, data.labels, tokenizer, probe), Lengths.of(job, *lengths))
 
 
-def _stamp(job: Job) -> tuple[int, ...]:
+def stamp_of(job: Job) -> tuple[int, ...]:
     """Changes when a file of the job does."""
     files = [Path(name) for name in (job.data, job.validation, job.model) if name is not None]
     return tuple(file.stat().st_mtime_ns for file in files if file.exists())

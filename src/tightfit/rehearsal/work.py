@@ -97,11 +97,13 @@ class Table:
     amount_powers: Numbers
     call_powers: Numbers
 
-    def at(self, extent: Extent) -> Iterator[tuple[str, Numbers, Numbers]]:
-        """For every sort the amounts and the calls of its operations with so many rows and tokens."""
-        point = np.array(extent, dtype=np.float64)
-        amounts = self.amounts * (point**self.amount_powers).prod(axis=1)
-        calls = self.calls * (point**self.call_powers).prod(axis=1)
+    def at(self, extents: Sequence[Extent]) -> Iterator[tuple[str, Numbers, Numbers]]:
+        """For every sort the amounts and the calls: a row for each operation, a column for each extent."""
+        rows, tokens = np.array(extents, dtype=np.float64).T
+        amounts, calls = (
+            column[:, None] * rows ** powers[:, :1] * tokens ** powers[:, 1:]
+            for column, powers in ((self.amounts, self.amount_powers), (self.calls, self.call_powers))
+        )
         names = np.array(self.sorts)
         for sort in set(self.sorts):
             yield sort, amounts[names == sort], calls[names == sort]

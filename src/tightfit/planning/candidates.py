@@ -1,0 +1,90 @@
+"""Candidates: the recipes worth looking at, on a device, for a batch.
+
+One choice is made for each purpose: how gradients are computed, in slices of how many rows, by which optimizer,
+whether it steps in the backward pass, in how many bits. What clashes is left out here or by the recipe itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from tightfit.device import Device
+from tightfit.errors import RecipeError
+from tightfit.planning.wishes import Wishes
+from tightfit.recipe import Recipe, parse_strategy
+
+_OPTIMIZERS = ("", "adamw-16bit", "adafactor")
+_IN_BACKWARD = "step-in-backward"
+_SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
+
+
+def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
+    """Recipes that leave the result equal or close to what it would be."""
+    kernels = "attention" if attention else ""
+    for bits, optimizer in product(_bits(device), _OPTIMIZERS):
+        in_backward = _in_backward(device, batch) if optimizer or device.kind != "cpu" else ()
+        for words in (*_after_backward(batch), *in_backward):
+            recipe = _recipe((kernels, bits, optimizer, *words), wishes)
+            if recipe is not None:
+                yield recipe
+
+
+def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
+    """Still smaller, and slower."""
+    kernels, size = "attention" if attention else "", max(1, batch // _SMALLEST_SHARE)
+    for bits in _bits(device):
+        recipe = _recipe((kernels, bits, "adafactor", f"slice-layers:size={size}", _IN_BACKWARD), wishes)
+        if recipe is not None:
+            yield recipe
+
+
+def different(layers: int | None, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
+    """Recipes that train less: the new head alone, or the upper layers."""
+    kernels = "attention" if attention else ""
+    freezing = [f"freeze:layers={layers * share // 4}" for share in (2, 3)] if layers and layers >= 4 else []
+    for word in ("freeze", *freezing):
+        for optimizer in ("", "adafactor"):
+            recipe = _recipe((kernels, f"slice:size={-(-batch // 8)}", "checkpoint", optimizer, word), wishes)
+            if recipe is not None:
+                yield recipe
+
+
+def _after_backward(batch: int) -> Iterator[tuple[str, ...]]:
+    """Any number of slices, with or without a second run of the layers."""
+    for again in ("", "checkpoint:every=2", "checkpoint"):
+        yield (again,)
+        yield from ((again, f"slice:size={size}") for size in _halves(batch))
+
+
+def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
+    """One pass over the whole batch: on a card as it is, or layer by layer, which a processor is faster with."""
+    if device.kind != "cpu":
+        yield from ((again, _IN_BACKWARD) for again in ("", "checkpoint"))
+    yield f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}", _IN_BACKWARD
+
+
+def _bits(device: Device) -> tuple[str, ...]:
+    """Sixteen only on cards: a processor without instructions for it takes longer."""
+    return ("",) if device.kind == "cpu" else ("", "mixed-precision")
+
+
+def _halves(batch: int) -> list[int]:
+    """Half the batch, a quarter, and so on down to one row."""
+    sizes = []
+    while batch > 1:
+        batch = -(-batch // 2)
+        sizes.append(batch)
+    return sizes
+
+
+def _recipe(words: tuple[str, ...], wishes: Wishes) -> Recipe | None:
+    """With the pinned strategies in it; None where it clashes with them or is not wanted."""
+    chosen = [parse_strategy(word) for word in words if word]
+    if any(strategy.name in wishes.avoided for strategy in chosen):
+        return None
+    kept = [strategy.word for strategy in chosen if wishes.welcomes(strategy)]
+    try:
+        return Recipe.parse([*kept, *(strategy.word for strategy in wishes.pinned)])
+    except RecipeError:
+        return None

@@ -1,0 +1,113 @@
+"""Plan: a recipe, its bill, its time, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tightfit.budget import Budget
+from tightfit.job import Job
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.bill import Bill
+from tightfit.strategy import Result
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A recipe with what it takes."""
+
+    recipe: Recipe
+    bill: Bill
+    seconds_per_step: float
+    steps_per_epoch: int
+
+    @property
+    def peak(self) -> int:
+        """The foretold peak."""
+        return self.bill.peak
+
+    @property
+    def at_most(self) -> int:
+        """The peak with the margin that measured runs ask for."""
+        return self.bill.error_band[1]
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Of training; evaluation and saving come on top."""
+        return self.seconds_per_step * self.steps_per_epoch
+
+    @property
+    def result(self) -> Result:
+        """What it does to the trained model."""
+        return self.recipe.result
+
+    @property
+    def title(self) -> str:
+        """The recipe as a person would name it."""
+        return " ".join(self.recipe.words) or "plain"
+
+    def to_json(self) -> dict[str, Any]:
+        """The option for scripts."""
+        return {
+            "recipe": self.recipe.words,
+            "peak_bytes": self.peak,
+            "moment": self.bill.moment,
+            "seconds_per_epoch": round(self.seconds_per_epoch, 3),
+            "seconds_per_step": round(self.seconds_per_step, 4),
+            "result": self.result.value,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to do with a budget. Where nothing fits it holds what comes closest, and the ways out."""
+
+    job: Job
+    budget: Budget
+    plain: Option
+    """The way without any strategy."""
+    chosen: Option
+    reasons: tuple[str, ...]
+    """One line for each strategy of the recipe."""
+    alternatives: tuple[Option, ...]
+    refused: tuple[str, ...]
+    """What was not taken, and why."""
+    advice: tuple[str, ...] = ()
+    """What shorter texts would save."""
+    ways_out: tuple[str, ...] = ()
+    """What would make it fit, the smallest change first; empty if it fits."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the chosen recipe keeps to the budget, the margin included."""
+        return self.chosen.at_most <= self.budget.size
+
+    @property
+    def recipe(self) -> Recipe:
+        """The chosen recipe."""
+        return self.chosen.recipe
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan for scripts."""
+        return {
+            "fits": self.fits,
+            "budget_bytes": self.budget.size,
+            "device": self.budget.device.title,
+            **self.chosen.to_json(),
+            "plain": self.plain.to_json(),
+            "reasons": list(self.reasons),
+            "alternatives": [option.to_json() for option in self.alternatives],
+            "refused": list(self.refused),
+            "advice": list(self.advice),
+            "ways_out": list(self.ways_out),
+        }
+
+    def __str__(self) -> str:
+        from tightfit.report.plan import plan_as_text
+
+        return plan_as_text(self)
+
+    def _repr_html_(self) -> str:
+        from tightfit.report.plan import plan_as_html
+
+        return plan_as_html(self)

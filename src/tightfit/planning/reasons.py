@@ -1,0 +1,51 @@
+"""Reasons: why each strategy is in the plan, and why others are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tightfit.device import Device
+from tightfit.planning.plan import Option
+from tightfit.planning.wishes import Wishes
+from tightfit.recipe import Recipe
+from tightfit.strategies import STRATEGIES
+from tightfit.strategy import Result, Strategy
+from tightfit.units import format_bytes, format_seconds
+
+
+def reasons_for(chosen: Option, plain: Option, known: Mapping[Recipe, Option | None]) -> Iterator[str]:
+    """One line a strategy: what it frees, how much of that there is, and what it would be without."""
+    for strategy in chosen.recipe.strategies:
+        without = known.get(chosen.recipe.leaving_out(strategy))
+        yield f"{strategy.word}: {_share(strategy, plain)}{strategy.summary}{_beside(without, chosen)}"
+
+
+def refusals(
+    refused: Mapping[str, str], chosen: Recipe, device: Device, wishes: Wishes
+) -> Iterator[str]:
+    """What the model or the device cannot do, and what is left alone because it changes the result."""
+    yield from dict.fromkeys(refused.values())
+    if device.kind == "cpu" and "mixed-precision" not in (s.name for s in chosen.strategies):
+        yield "mixed-precision: a processor computes no faster in 16 bits; pin it with --use to try"
+    changing = [name for name, kind in STRATEGIES.items() if kind.result is Result.DIFFERENT]
+    if wishes.allow is not Result.DIFFERENT:
+        yield f"{', '.join(changing)}: they train something else; --allow different takes them where nothing else fits"
+
+
+def _share(strategy: Strategy, plain: Option) -> str:
+    """How much of the plain way's peak is of the kinds that it frees."""
+    kinds = plain.bill.moments[plain.bill.moment]
+    size = sum(kinds[kind] for kind in strategy.frees)
+    if not size:
+        return ""
+    names = " and ".join(kind.value for kind in strategy.frees)
+    verb = "is" if names == "optimizer state" else "are"
+    return f"{names} {verb} {size / plain.peak:.0%} of the plain peak; it "
+
+
+def _beside(without: Option | None, chosen: Option) -> str:
+    if without is None:
+        return ""
+    longer = without.seconds_per_epoch - chosen.seconds_per_epoch
+    time = f"{format_seconds(abs(longer))} an epoch {'slower' if longer > 0 else 'faster'}"
+    return f" (without it {format_bytes(without.peak)}, {time})"

@@ -1,0 +1,36 @@
+"""Ways out: what would make a training fit, the smallest change first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tightfit.budget import Budget
+from tightfit.planning.plan import Option
+from tightfit.planning.wishes import Wishes
+from tightfit.strategy import Result
+from tightfit.units import format_bytes
+
+if TYPE_CHECKING:
+    from tightfit.planning.planner import Planner
+
+_MIB = 1 << 20
+_SMALLER = {"xlarge": "large", "large": "base", "base": "small", "small": "mini"}
+
+
+def ways_out(
+    planner: Planner, budget: Budget, closest: Option, changed: list[Option], wishes: Wishes
+) -> Iterator[str]:
+    """A larger budget, what --allow different would bring, a shorter text, a smaller model."""
+    needed = -(-closest.at_most // _MIB) * _MIB
+    yield f"--budget {needed // _MIB}MB: the smallest that this model can be trained in here ({closest.title})"
+    if wishes.avoided or wishes.pinned:
+        yield "drop --use and --avoid: what they rule out may be what fits"
+    fitting = [option for option in changed if option.at_most <= budget.size]
+    if wishes.allow is not Result.DIFFERENT and fitting:
+        best = min(fitting, key=lambda option: option.seconds_per_step)
+        yield f"--allow different: {best.recipe.strategies[-1].word} would fit, with {format_bytes(best.peak)}"
+    name = planner.rehearsal.company.job.model
+    larger = next((word for word in _SMALLER if word in name.rpartition("/")[2].lower()), None)
+    if larger:
+        yield f"a smaller model of the family: the {_SMALLER[larger]} one in place of the {larger} one"

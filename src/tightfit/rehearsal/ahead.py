@@ -1,0 +1,52 @@
+"""Ahead: several recipes played at the same time, each on a core of its own.
+
+Plays are Python from end to end, so threads would wait for one another. A forked process has everything loaded, and
+tensors without data need none of the threads that a fork leaves behind. Where there is no fork, recipes are played
+one after the other when they are asked for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from typing import Any
+
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.rehearsal import Played, Rehearsal
+
+_FEWEST = 3  # recipes for which it is worth it
+_rehearsal: Rehearsal | None = None
+
+
+def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
+    """Play what the recipes need and is not known yet."""
+    global _rehearsal
+    cores, needed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, rehearsal.unplayed(recipes)
+    if cores < 2 or len(needed) < _FEWEST:
+        return
+    _rehearsal = rehearsal  # the processes inherit it
+    try:
+        with ProcessPoolExecutor(min(cores, 4), multiprocessing.get_context("fork")) as pool:
+            for recipe, played in zip(needed, pool.map(_play, needed), strict=True):
+                if played is not None:
+                    rehearsal.remember(recipe, played)
+    except (BrokenProcessPool, OSError):
+        pass  # they are played when they are asked for
+    finally:
+        _rehearsal = None
+
+
+def _play(recipe: Recipe) -> Played | None:
+    """In a process of its own. What goes wrong there goes wrong again, aloud, when the recipe is asked for."""
+    assert _rehearsal is not None
+    try:
+        played, _ = _rehearsal.played(recipe)
+    except Exception:
+        return None
+    parts: Any = replace(played.parts, model=None)  # type: ignore[arg-type]
+    return replace(played, performance=replace(played.performance, parts=parts))
