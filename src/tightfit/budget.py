@@ -17,9 +17,9 @@ class Budget:
     device: Device
 
     @classmethod
-    def of(cls, size: str | int | None = None, device: str | None = None) -> Budget:
+    def of(cls, size: str | int | None = None, device: Device | str | None = None) -> Budget:
         """Read "4GB"; without a size it is what the device has."""
-        where = find_device_or_card(device)
+        where = device if isinstance(device, Device) else find_device_or_card(device)
         if size is None:
             return cls(_all_of(where), where)
         return cls(parse_bytes(size) if isinstance(size, str) else size, where)

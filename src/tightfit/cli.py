@@ -26,6 +26,12 @@ app = typer.Typer(
 
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. [default: cuda if there, else cpu]")]
+CardOrDevice = Annotated[
+    str | None, typer.Option(help="cpu, cuda, or a card by name, here or not: 'RTX 3050 4GB', T4. [default: cpu]")
+]
+BudgetSize = Annotated[str | None, typer.Option(help="Memory it may take, as 4GB. [plan: all there is]")]
+Avoid = Annotated[list[str] | None, typer.Option(help="A strategy to leave out of a plan. Repeat for more.")]
+Allow = Annotated[str, typer.Option(help="What a plan may do to the result: same, close or different.")]
 Use = Annotated[list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.", metavar="RUN")]
@@ -33,23 +39,63 @@ RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.
 
 @app.command()
 @with_job_settings
+def plan(
+    settings: dict[str, Any],
+    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings.")] = None,
+    budget: BudgetSize = None,
+    device: CardOrDevice = None,
+    use: Use = None,
+    avoid: Avoid = None,
+    allow: Allow = "close",
+    out: Annotated[Path | None, typer.Option(help="Write the plan here (.yaml); tightfit train runs it.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write a plain transformers script with it (.py).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pick the fastest recipe that fits the memory you have, and say why."""
+    job, words = _job_and_recipe(file, settings, use, "plan")
+    gc.disable()  # for these few seconds: libraries make a million objects while they load, and no garbage
+
+    from tightfit.planning.verb import run_plan
+
+    answer = run_plan(job, budget, device, words, avoid or [], allow, out=out, export=export, quiet=as_json)
+    if as_json:
+        _print_json(answer.to_json())
+    else:
+        from tightfit.report.plan import show_plan
+
+        show_plan(answer, _stdout())
+    if not answer.fits:
+        raise SystemExit(1)
+
+
+@app.command()
+@with_job_settings
 def train(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A plan, or a YAML file with settings and `use`.")] = None,
+    budget: BudgetSize = None,
     use: Use = None,
+    avoid: Avoid = None,
+    allow: Allow = "close",
     out: Annotated[Path, typer.Option(help="The run folder: model, record, checkpoints.")] = Path("runs/run"),
     device: Device = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     report_to: Annotated[list[str] | None, typer.Option(help="tensorboard, wandb, … as in transformers.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on a data file and write it to a run folder."""
+    """Train a model on a data file and write it to a run folder, inside a memory budget if there is one."""
     job, words = _job_and_recipe(file or _job_of_earlier_run(out, resume), settings, use, "train")
+    kept: dict[str, Any] = {"budget": budget, "avoid": avoid or [], "allow": allow}
+    if file is not None and use is None:
+        from tightfit.planning.verb import from_plan
+
+        words, planned = from_plan(file, job, words, budget)
+        kept |= planned
 
     from tightfit.training import train as run_training
 
-    run = run_training(job, words, out=out, device=device, resume=resume, report_to=report_to or [], quiet=as_json)
-    _show_run(run, as_json)
+    how: dict[str, Any] = {"resume": resume, "report_to": report_to or [], "quiet": as_json}
+    _show_run(run_training(job, words, out=out, device=device, **how, **kept), as_json)
 
 
 @app.command()
@@ -58,9 +104,7 @@ def rehearse(
     settings: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
     use: Use = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or a card by name, here or not: 'RTX 3050 4GB', T4. [default: cpu]")
-    ] = None,
+    device: CardOrDevice = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="If the model cannot be rehearsed, try a small step on real tensors.")
     ] = False,

@@ -85,27 +85,42 @@ def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a YAML job file: the job's values, and the strategies under `use`."""
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise BadInput(f"'{path}' is no job file (.yaml): give a data file with --data {path}.")
-    content = _load_yaml(path)
+    content = load_yaml(path)
     use = content.pop("use", None) or []
+    content.pop("plan", None)
     if not isinstance(use, list) or not all(isinstance(word, str) for word in use):
-        raise BadInput(f"{path}: 'use' must be a list of strategies such as '- slice:size=8'.")
+        raise BadInput(f"{path}, {line_of(path, 'use')}: 'use' must be a list of strategies such as '- slice:size=8'.")
     values = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in Job.model_fields:
-            raise BadInput(f"{path}: there is no setting '{key}': {suggest(str(key), [*job_words(), 'use'])}")
+            known = suggest(str(key), [*job_words(), "use", "plan"])
+            raise BadInput(f"{path}, {line_of(path, str(key))}: there is no setting '{key}': {known}")
         values[name] = value
     return values, use
 
 
+def line_of(path: Path, key: str) -> str:
+    """Where a file names a key, for people who look for it."""
+    lines = path.read_text("utf-8").splitlines()
+    found = [number for number, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")]
+    return f"line {found[0]}" if found else "line 1"
+
+
 def write_job_file(path: Path, job: Job, use: list[str]) -> None:
     """Write the YAML file that `tightfit train FILE` runs again."""
+    content = {**job_values(job), "use": use}
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def job_values(job: Job) -> dict[str, Any]:
+    """The job's settings as they are written in YAML."""
     settings = job.model_dump(exclude_none=True)
-    content = {name.replace("_", "-"): value for name, value in settings.items()}
-    path.write_text(yaml.safe_dump({**content, "use": use}, sort_keys=False, allow_unicode=True), "utf-8")
+    return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
-def _load_yaml(path: Path) -> dict[str, Any]:
+def load_yaml(path: Path) -> dict[str, Any]:
+    """A file of 'name: value' lines."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:

@@ -41,6 +41,8 @@ class Prepared:
     """What it is expected to take, where that can be told."""
     notes: tuple[str, ...]
     """What the user should know before it begins."""
+    seconds_per_step: float | None = None
+    """How long a step is expected to take, where that was asked for."""
 
 
 def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:

@@ -43,6 +43,8 @@ class Predicted(_Value):
     peak_bytes: int | None = None
     """None where it could not be foretold."""
     moments: dict[str, int] | None = None
+    seconds_per_step: float | None = None
+    """Only where the training kept to a budget."""
 
 
 class Data(_Value):

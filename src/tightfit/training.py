@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.budget import Budget
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, suggest
@@ -32,21 +34,39 @@ def train(
     *,
     out: str | Path,
     device: str | None = None,
+    budget: str | int | None = None,
+    avoid: Sequence[str] = (),
+    allow: str = "close",
+    planned: bool = False,
     resume: bool = False,
     report_to: Sequence[str] = (),
     quiet: bool = False,
 ) -> Run:
-    """Train a job with the strategies in `use` and write the trained model and its record to `out`."""
+    """Train a job with the strategies in `use` and write the trained model and its record to `out`.
+
+    With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, or
+    names a whole recipe that was planned before and is taken as it is where it still fits.
+    """
     from tightfit.report.screen import Screen
 
     screen, folder = Screen(quiet=quiet), Path(out)
-    job, recipe = job.with_full_paths(), Recipe.parse([use] if isinstance(use, str) else use)
+    words = [use] if isinstance(use, str) else list(use)
+    job, recipe = job.with_full_paths(), Recipe.parse(words)
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
     where = find_device(device)
+    seconds = None
+    if budget is not None and not resume:
+        from tightfit.planning.keeping import keep_to
+        from tightfit.planning.wishes import Wishes
+
+        wishes = Wishes.of(() if planned else words, avoid, allow)
+        with screen.status("Planning"):
+            kept = keep_to(Budget.of(budget, where), job, wishes, screen.say, planned=recipe if planned else None)
+        recipe, seconds = kept.recipe, kept.seconds_per_step
     meter = _start_meter(where)
     with screen.status("Reading the data and the model"):
         prepared = prepare(job, recipe, where)
@@ -54,7 +74,7 @@ def train(
     for note in prepared.notes:
         screen.say(note)
     with screen.progress(meter) as progress:
-        return _run(prepared, folder, meter, resume, list(report_to), progress)
+        return _run(replace(prepared, seconds_per_step=seconds), folder, meter, resume, list(report_to), progress)
 
 
 def refuse_unknown_trackers(names: Sequence[str]) -> None:
@@ -160,7 +180,7 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
         trainable_parameters=parts.trainable_parameters,
         steps=trainer.state.global_step,
         measured=measured,
-        predicted=_predicted(prepared.bill),
+        predicted=_predicted(prepared.bill, prepared.seconds_per_step),
         metrics=_best_metrics(trainer.state.log_history),
         history=trainer.state.log_history,
         notes=list(prepared.notes),
@@ -168,11 +188,11 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
     )
 
 
-def _predicted(bill: Bill | None) -> Predicted:
+def _predicted(bill: Bill | None, seconds_per_step: float | None) -> Predicted:
     if bill is None:
-        return Predicted()
+        return Predicted(seconds_per_step=seconds_per_step)
     totals = {name: bill.overhead + sum(kinds.values()) for name, kinds in bill.moments.items()}
-    return Predicted(peak_bytes=bill.peak, moments=totals)
+    return Predicted(peak_bytes=bill.peak, moments=totals, seconds_per_step=seconds_per_step)
 
 
 def _best_metrics(history: list[dict[str, float]]) -> dict[str, float]:

@@ -14,9 +14,17 @@ def parse_bytes(text: str) -> int:
     """Read "4GB", "3.5 GiB" or "512M"; every unit is a power of 1024, as on the box of a graphics card."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadInput(f"'{text}' is not a size of memory: write it like 4GB, 3.5GB or 512MB.")
+        raise BadInput(f"'{text}' is not a size of memory: write it like {_nearest(text)}.")
     number, unit = match.groups()
     return int(float(number) * 1024 ** _POWERS[unit.upper()])
+
+
+def _nearest(text: str) -> str:
+    """What was perhaps meant: "4gigs" is 4GB."""
+    guess = re.match(r"\s*(\d+(?:[.,]\d+)?)\s*([kmgt])", text, re.IGNORECASE)
+    if guess is None:
+        return "4GB, 3.5GB or 512MB"
+    return f"{guess[1].replace(',', '.')}{guess[2].upper()}B"
 
 
 def format_bytes(size: int) -> str:

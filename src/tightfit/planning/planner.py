@@ -23,7 +23,7 @@ from tightfit.planning.ways_out import ways_out
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.ahead import play_ahead
-from tightfit.rehearsal.rehearsal import Rehearsal, stamp_of
+from tightfit.rehearsal.rehearsal import Rehearsal, forget_rehearsals, stamp_of
 from tightfit.strategy import Result
 
 _ORDER = list(Result)
@@ -152,6 +152,12 @@ def _unlike(chosen: Option, others: list[Option]) -> list[Option]:
     shown = list(best.values())[:_ALTERNATIVES]
     smallest = min(others, key=lambda option: option.peak, default=chosen)
     return shown if smallest.peak >= min((o.peak for o in [chosen, *shown])) else [*shown, smallest]
+
+
+def forget_planners() -> None:
+    """Give their memory back."""
+    _planner.cache_clear()
+    forget_rehearsals()
 
 
 @lru_cache(maxsize=4)

@@ -194,6 +194,11 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
     return Rehearsal(Company(job, device, data.labels, tokenizer, probe), Lengths.of(job, *lengths))
 
 
+def forget_rehearsals() -> None:
+    """Give their memory back."""
+    _rehearsal.cache_clear()
+
+
 def stamp_of(job: Job) -> tuple[int, ...]:
     """Changes when a file of the job does."""
     files = [Path(name) for name in (job.data, job.validation, job.model) if name is not None]

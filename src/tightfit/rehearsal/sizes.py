@@ -20,7 +20,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 _POWERS = np.array([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)])  # of rows, of tokens
 _ODD = 0.03  # a block may be this far from its rule (kernels pad to 32 tokens)
-_ODD_SHARE = 0.01  # and all that are farther may be this much of the whole
+_ODD_SHARE = 0.01  # and what is farther off may at no time add up to more than this much of the peak
 
 
 class NotAlike(Exception):
@@ -49,13 +49,17 @@ def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
     size = np.array([block.size for block in tape.blocks], dtype=np.float64)
     # An optimizer that steps in the backward pass makes its state in the first slice only.
     section = np.array([-1 if block.kind is Kind.OPTIMIZER_STATE else block.section for block in tape.blocks])
-    powers = np.zeros((len(size), 2))
+    powers, off = np.zeros((len(size), 2)), np.zeros(len(size))
     for first, second in pairs:
         here, there = np.flatnonzero(section == first), np.flatnonzero(section == second)
         if len(here) != len(there):
             raise NotAlike
         extents = [(tape.sections[section].rows, tape.sections[section].length) for section in (first, second)]
-        powers[here] = powers[there] = powers_of(size[here], size[there], *extents)
+        powers[here], misses = powers_of(size[here], size[there], *extents)
+        powers[there] = powers[here]
+        off[here] = off[there] = np.where(misses > _ODD, misses, 0)
+    if _most_alive(tape, off * size) > _ODD_SHARE * _most_alive(tape, size):
+        raise NotAlike
     table = np.array([(s.rows, s.length) for s in tape.sections] + [(1, 1)], dtype=np.float64)
     return Sizes(size / (table[section] ** powers).prod(axis=1), powers, section)
 
@@ -66,17 +70,22 @@ def fixed_sizes(tape: Tape) -> Sizes:
     return Sizes(size, np.zeros((len(size), 2)), np.array([block.section for block in tape.blocks]))
 
 
-def powers_of(here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent) -> Numbers:
-    """The powers of rows and of tokens that explain how numbers changed from one slice to the other."""
+def powers_of(
+    here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent
+) -> tuple[Numbers, Numbers]:
+    """The powers of rows and of tokens that best explain how numbers changed between slices, and how far off."""
     rules_here, rules_there = _monomials(extent_here), _monomials(extent_there)
     grown = there / np.maximum(here, 1)
     misses = np.abs(grown[:, None] / (rules_there / rules_here)[None, :] - 1)
-    best = misses.argmin(axis=1)
-    odd = np.where(misses.min(axis=1, initial=np.inf) > _ODD, here, 0) if len(here) else here
-    if odd.sum() > _ODD_SHARE * here.sum():
-        raise NotAlike
-    result: Numbers = _POWERS[best]
-    return result
+    return _POWERS[misses.argmin(axis=1)], np.where(here > 0, misses.min(axis=1), 0)
+
+
+def _most_alive(tape: Tape, size: Numbers) -> float:
+    """The most bytes at any time, if the blocks had these sizes."""
+    change = np.zeros(tape.clock + 2)
+    np.add.at(change, [block.born for block in tape.blocks], size)
+    np.add.at(change, [tape.clock + 1 if block.died is None else block.died for block in tape.blocks], -size)
+    return float(change.cumsum().max())
 
 
 def _monomials(extent: Extent) -> Numbers:

@@ -36,7 +36,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self.tape = tape
         self.work = Work()
-        self._optimizing = False
+        self._optimizing = self._over = False
         self._scratch = scratch
         self._alive: dict[int, Block] = {}
         self._run: Callable[..., Any] = _for_real
@@ -51,6 +51,10 @@ class Tracer(TorchDispatchMode):
         if mode is not None:
             self._run = _outcomes.setdefault(mode, Outcomes()).of
         return super().__enter__()
+
+    def __exit__(self, *reason: Any) -> None:
+        self._over = True  # what dies from now on, at the collector's whim, is not of the play
+        super().__exit__(*reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _WHERE:  # asked twice for every operation that does something: the short way
@@ -102,7 +106,8 @@ class Tracer(TorchDispatchMode):
         return block
 
     def _gone(self, key: int) -> None:
-        self.tape.give_back(self._alive.pop(key))
+        if not self._over:
+            self.tape.give_back(self._alive.pop(key))
 
 
 def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

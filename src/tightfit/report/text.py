@@ -26,7 +26,9 @@ def show_run(run: Run, console: Console) -> None:
     scores = [f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy", "loss")]
     console.print(f"quality   {', '.join(scores)} on {run.data.validation_rows:,} held-out rows")
     per_step = run.measured.seconds_per_step
-    pace = f", {format_seconds(per_step)} a step" if per_step else ""
+    foretold_step = run.predicted.seconds_per_step
+    expected = f" (foretold {format_seconds(foretold_step)})" if foretold_step else ""
+    pace = f", {format_seconds(per_step)} a step{expected}" if per_step else ""
     console.print(f"time      {format_seconds(run.measured.seconds)}{pace}")
     foretold = run.predicted.peak_bytes
     beside = f", foretold {format_bytes(foretold)}" if foretold else ""

@@ -1,0 +1,113 @@
+"""A plan as text for a terminal and as HTML for a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from tightfit.planning.plan import Option, Plan
+from tightfit.strategy import Kind
+from tightfit.units import format_bytes, format_seconds
+
+_WIDTH = 100
+_EFFECT = {
+    "same": "equal to rounding",
+    "close": "other arithmetic, the same quality",
+    "different": "another training",
+}
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """What the plain way needs, what to do instead and why, what else there is."""
+    console.print(verdict(plan), style="bold", markup=False)
+    console.print(f"\nThe plain way  {plain_way(plan)}", markup=False)
+    for heading, lines in sections(plan):
+        console.print(f"\n{heading}", style="bold", markup=False)
+        for line in lines:
+            console.print(f"  {line}", markup=False)
+    if plan.alternatives:
+        console.print("\nOther ways that fit", style="bold")
+        console.print(_table(plan))
+
+
+def plan_as_text(plan: Plan) -> str:
+    """The same without colours."""
+    page = StringIO()
+    show_plan(plan, Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True))
+    return page.getvalue()
+
+
+def verdict(plan: Plan) -> str:
+    """The plan in two sentences."""
+    chosen = plan.chosen
+    if not plan.fits:
+        return f"It does not fit {plan.budget}. The closest is {chosen.title}: {_cost(chosen)}."
+    return f"It fits {plan.budget}: {chosen.title}\n{_cost(chosen)}; result: {_effect(chosen)}."
+
+
+def plain_way(plan: Plan) -> str:
+    """What the plain way takes and where it goes."""
+    bill = plan.plain.bill
+    kinds = sorted(bill.moments[bill.moment].items(), key=lambda item: -item[1])
+    shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > bill.peak / 50]
+    overhead = "the process itself" if bill.device.kind == "cpu" else "the card's own"
+    where = ", ".join([*shares, f"{overhead} {format_bytes(bill.overhead)}"])
+    fits = "fits" if plan.plain.at_most <= plan.budget.size else "does not fit"
+    return f"{_cost(plan.plain)} ({where}): {fits}"
+
+
+def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Headings and their lines."""
+    if plan.reasons:
+        yield "Why", list(plan.reasons)
+    if plan.ways_out:
+        yield "Ways out, the smallest first", list(plan.ways_out)
+    if plan.advice:
+        yield "Shorter texts, if you want them (--max-length)", list(plan.advice)
+    if plan.refused:
+        yield "Not taken", list(plan.refused)
+
+
+def plan_as_html(plan: Plan) -> str:
+    """For a notebook: plain tags that take the page's own colours."""
+    parts = [f"<p><b>{escape(verdict(plan)).replace(chr(10), '<br>')}</b></p>"]
+    parts.append(f"<p>The plain way: {escape(plain_way(plan))}</p>")
+    for heading, lines in sections(plan):
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        parts.append(f"<details{' open' if heading == 'Why' else ''}><summary>{escape(heading)}</summary>")
+        parts.append(f"<ul>{items}</ul></details>")
+    rows = [_row(option) for option in (plan.chosen, *plan.alternatives, plan.plain)]
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    parts.append(f"<table><tr>{''.join(f'<th>{name}</th>' for name in _HEADINGS)}</tr>{cells}</table>")
+    return "".join(parts)
+
+
+_HEADINGS = ("recipe", "peak", "an epoch", "result")
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="left" if heading in ("recipe", "result") else "right", no_wrap=True)
+    for option in plan.alternatives:
+        table.add_row(*_row(option))
+    return table
+
+
+def _row(option: Option) -> tuple[str, str, str, str]:
+    return option.title, format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value
+
+
+def _cost(option: Option) -> str:
+    held = option.bill.moments[option.bill.moment][Kind.ALLOCATOR]
+    aside = f", {format_bytes(held)} of it held by the allocator" if held > option.peak / 50 else ""
+    time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
+    return f"peak {format_bytes(option.peak)} in {option.bill.moment}{aside}, {time}"
+
+
+def _effect(option: Option) -> str:
+    return f"{option.result.value} ({_EFFECT[option.result.value]})"
