@@ -61,6 +61,10 @@ class DoesNotFit(TightfitError):
             f"No recipe fits {plan.budget}; the closest takes {format_bytes(plan.chosen.at_most)}{way_out}."
         )
 
+    def __reduce__(self) -> tuple[type[DoesNotFit], tuple[Plan]]:
+        """It may come from another process."""
+        return DoesNotFit, (self.plan,)
+
 
 class RunFailed(TightfitError):
     """A run that had started could not end."""

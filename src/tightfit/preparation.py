@@ -23,6 +23,9 @@ from tightfit.units import format_count
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tightfit.planning.keeping import Keeping
+    from tightfit.rehearsal.performing import Company
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -45,9 +48,10 @@ class Prepared:
     """How long a step is expected to take, where that was asked for."""
 
 
-def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
-    """Read the data, build the model and put the recipe on it."""
+def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = None) -> Prepared:
+    """Read the data, build the model and put the recipe on it, or one that keeps to a budget."""
     from tightfit.assembly import assemble
+    from tightfit.rehearsal.performing import Company
     from tightfit.weights import load_tokenizer
 
     find_task(job.task)
@@ -55,9 +59,12 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
     tokenizer = load_tokenizer(job.model)
     train = encode(data.split.train, tokenizer, job.max_length, data.labels)
     validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
-    bill, unforeseen = _foresee(
-        job, recipe, device, data, tokenizer, Lengths.of(job, train.lengths, validation.lengths)
-    )
+    company = Company(job, device, data.labels, tokenizer)
+    lengths = Lengths.of(job, train.lengths, validation.lengths)
+    kept = keeping.choose(company, lengths) if keeping is not None else None
+    if kept is not None:
+        recipe = kept.recipe
+    bill, unforeseen = _foresee(recipe, company, lengths)
     parts = assemble(job, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
@@ -73,19 +80,17 @@ def prepare(job: Job, recipe: Recipe, device: Device) -> Prepared:
         tokenizer=tokenizer,
         parts=parts,
         bill=bill,
-        notes=(*data.notes, *_about_cut(train, parts.max_length), *parts.notes, *unforeseen, _about_training(parts)),
+        seconds_per_step=kept.seconds_per_step if kept else None,
+        notes=(*(kept.notes if kept else ()), *data.notes, *_about_cut(train, parts.max_length), *parts.notes, *unforeseen, _about_training(parts)),
     )
 
 
-def _foresee(
-    job: Job, recipe: Recipe, device: Device, data: JobData, tokenizer: PreTrainedTokenizerBase, lengths: Lengths
-) -> tuple[Bill | None, tuple[str, ...]]:
+def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[Bill | None, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
-    from tightfit.rehearsal.performing import Company
     from tightfit.rehearsal.rehearsal import Rehearsal
 
     try:
-        return Rehearsal(Company(job, device, data.labels, tokenizer), lengths).bill(recipe), ()
+        return Rehearsal(company, lengths).bill(recipe), ()
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,23 +57,21 @@ def train(
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
     where = find_device(device)
-    seconds = None
+    keeping = None
     if budget is not None and not resume:
-        from tightfit.planning.keeping import keep_to
+        from tightfit.planning.keeping import Keeping
         from tightfit.planning.wishes import Wishes
 
         wishes = Wishes.of(() if planned else words, avoid, allow)
-        with screen.status("Planning"):
-            kept = keep_to(Budget.of(budget, where), job, wishes, screen.say, planned=recipe if planned else None)
-        recipe, seconds = kept.recipe, kept.seconds_per_step
+        keeping = Keeping(Budget.of(budget, where), wishes, recipe if planned else None)
     meter = _start_meter(where)
     with screen.status("Reading the data and the model"):
-        prepared = prepare(job, recipe, where)
+        prepared = prepare(job, recipe, where, keeping)
         _refuse_to_begin(prepared, folder, resume)
     for note in prepared.notes:
         screen.say(note)
     with screen.progress(meter) as progress:
-        return _run(replace(prepared, seconds_per_step=seconds), folder, meter, resume, list(report_to), progress)
+        return _run(prepared, folder, meter, resume, list(report_to), progress)
 
 
 def refuse_unknown_trackers(names: Sequence[str]) -> None:

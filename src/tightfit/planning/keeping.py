@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import gc
+import multiprocessing
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 
 from tightfit.budget import Budget
-from tightfit.job import Job
-from tightfit.planning.planner import Planner, forget_planners
+from tightfit.clock import clock_for
+from tightfit.errors import RunFailed
+from tightfit.planning.planner import Planner
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.performing import Company
+from tightfit.rehearsal.process import overhead_of
+from tightfit.rehearsal.rehearsal import Rehearsal
 from tightfit.units import format_bytes, format_seconds
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -22,30 +27,58 @@ class Kept:
 
     recipe: Recipe
     seconds_per_step: float
+    notes: tuple[str, ...]
 
 
-def keep_to(budget: Budget, job: Job, wishes: Wishes, say: Say, *, planned: Recipe | None = None) -> Kept:
-    """A recipe that was planned before, if it still fits here, or the best there is; raises DoesNotFit."""
-    if budget.note:
-        say(budget.note)
-    planner = Planner.of(job, budget.device)
-    try:
-        option = planner.option(planned) if planned is not None else None
-        if option is not None and option.at_most > budget.size:
-            say(f"the plan takes {format_bytes(option.at_most)} here, more than {budget}; planning again")
+@dataclass(frozen=True)
+class Keeping:
+    """What a training has to keep to."""
+
+    budget: Budget
+    wishes: Wishes
+    planned: Recipe | None = None
+    """What was planned before, to be taken as it is where it still fits."""
+
+    def choose(self, company: Company, lengths: Lengths) -> Kept:
+        """The recipe; raises DoesNotFit. What it leaves in memory would count against the budget, so it leaves none."""
+        clock, overhead = clock_for(self.budget.device), overhead_of(self.budget.device)
+        planner = Planner(Rehearsal(company, lengths, always_padded=True, overhead=overhead), clock)
+        return _elsewhere(self._choose, planner)
+
+    def _choose(self, planner: Planner) -> Kept:
+        notes = [self.budget.note] if self.budget.note else []
+        option = planner.option(self.planned) if self.planned is not None else None
+        if option is not None and option.at_most > self.budget.size:
+            notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
             option = None
-        option = option or planner.plan(budget, wishes).chosen
+        option = option or planner.plan(self.budget, self.wishes).chosen
+        time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
+        about = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
+        notes.append(f"{self.budget}: {option.title}, {about}")
+        return Kept(option.recipe, option.seconds_per_step, tuple(notes))
+
+
+def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
+    """In a process of its own where that is cheap. It inherits all that is loaded, and needs no threads."""
+    if sys.platform != "linux":
+        return work(planner)
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, work, planner))
+    process.start()
+    there.close()
+    try:
+        answer = here.recv()
+    except EOFError:
+        raise RunFailed("The planning was ended from outside, perhaps for want of memory: free some.") from None
     finally:
-        _tidy_up()
-    time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
-    say(f"{budget}: {option.title}, peak {format_bytes(option.peak)}, {time}, result: {option.result.value}")
-    return Kept(option.recipe, option.seconds_per_step)
+        process.join()
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer  # type: ignore[no-any-return]
 
 
-def _tidy_up() -> None:
-    """What planning left behind would count against the budget."""
-    from tightfit.allocator import give_back_freed_memory
-
-    forget_planners()
-    gc.collect()
-    give_back_freed_memory()
+def _answer(pipe: Connection, work: Callable[[Planner], Kept], planner: Planner) -> None:
+    try:
+        pipe.send(work(planner))
+    except Exception as error:
+        pipe.send(error)

@@ -23,7 +23,7 @@ from tightfit.planning.ways_out import ways_out
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.ahead import play_ahead
-from tightfit.rehearsal.rehearsal import Rehearsal, forget_rehearsals, stamp_of
+from tightfit.rehearsal.rehearsal import Rehearsal, stamp_of
 from tightfit.strategy import Result
 
 _ORDER = list(Result)
@@ -154,13 +154,7 @@ def _unlike(chosen: Option, others: list[Option]) -> list[Option]:
     return shown if smallest.peak >= min((o.peak for o in [chosen, *shown])) else [*shown, smallest]
 
 
-def forget_planners() -> None:
-    """Give their memory back."""
-    _planner.cache_clear()
-    forget_rehearsals()
-
-
 @lru_cache(maxsize=4)
 def _planner(job: Job, device: Device, stamp: tuple[int, ...]) -> Planner:
-    rehearsal = Rehearsal.of(job, device)
-    return Planner(Rehearsal(rehearsal.company, rehearsal.lengths, always_padded=True), clock_for(device))
+    known = Rehearsal.of(job, device)
+    return Planner(Rehearsal(known.company, known.lengths, always_padded=True), clock_for(device))

@@ -54,6 +54,8 @@ class Rehearsal:
     lengths: Lengths
     always_padded: bool = False
     """Whether slices of equal texts are taken for padded ones too: fewer plays, and at most a mask too much."""
+    overhead: int | None = None
+    """What there is without any tensor, where that is known better than by looking at this process."""
     _played: dict[tuple[bool, tuple[str, ...]], Played] = field(default_factory=dict)
     _as_they_are: dict[Recipe, Played] = field(default_factory=dict)
 
@@ -81,7 +83,7 @@ class Rehearsal:
     @cached_property
     def _overhead(self) -> int:
         """Looked at once, so that bills can be compared: playing leaves things in memory too."""
-        return overhead_of(self.company.device)
+        return overhead_of(self.company.device) if self.overhead is None else self.overhead
 
     def played(self, recipe: Recipe) -> tuple[Played, Parts]:
         """The recipe as it was played, and its parts with the rows and tokens that it has here."""
@@ -192,11 +194,6 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
     data, tokenizer = read_data(job), load_tokenizer(job.model)
     lengths = [token_lengths(part, tokenizer, job.max_length) for part in (data.split.train, data.split.validation)]
     return Rehearsal(Company(job, device, data.labels, tokenizer, probe), Lengths.of(job, *lengths))
-
-
-def forget_rehearsals() -> None:
-    """Give their memory back."""
-    _rehearsal.cache_clear()
 
 
 def stamp_of(job: Job) -> tuple[int, ...]:

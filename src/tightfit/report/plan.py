@@ -7,7 +7,6 @@ from html import escape
 from io import StringIO
 
 from rich.console import Console
-from rich.table import Table
 
 from tightfit.planning.plan import Option, Plan
 from tightfit.strategy import Kind
@@ -31,7 +30,8 @@ def show_plan(plan: Plan, console: Console) -> None:
             console.print(f"  {line}", markup=False)
     if plan.alternatives:
         console.print("\nOther ways that fit", style="bold")
-        console.print(_table(plan))
+        for line in _table(plan):
+            console.print(f"  {line}", markup=False)
 
 
 def plan_as_text(plan: Plan) -> str:
@@ -86,20 +86,18 @@ def plan_as_html(plan: Plan) -> str:
     return "".join(parts)
 
 
-_HEADINGS = ("recipe", "peak", "an epoch", "result")
+_HEADINGS = ("peak", "an epoch", "result", "recipe")
 
 
-def _table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading in ("recipe", "result") else "right", no_wrap=True)
-    for option in plan.alternatives:
-        table.add_row(*_row(option))
-    return table
+def _table(plan: Plan) -> list[str]:
+    """Narrow columns first: recipes may be longer than a terminal is wide."""
+    rows = [_HEADINGS, *(_row(option) for option in plan.alternatives)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    return ["  ".join(cell.rjust(w) for cell, w in zip(row, [*widths, 0], strict=True)) for row in rows]
 
 
 def _row(option: Option) -> tuple[str, str, str, str]:
-    return option.title, format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value
+    return format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value, option.title
 
 
 def _cost(option: Option) -> str:
