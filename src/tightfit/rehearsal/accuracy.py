@@ -11,6 +11,10 @@ from tightfit.device import Device
 FILE = Path(__file__).with_name("accuracy.json")
 
 
+WANDERS = {"cpu": 24 << 20}
+"""Bytes by which a process differs from run to run, whatever it trains."""
+
+
 def accuracy_on(device: Device) -> tuple[float, float]:
     """Measured over foretold, from the lowest to the highest, the outermost runs left out."""
     bands = _bands()

@@ -43,10 +43,10 @@ class Bill:
     @property
     def error_band(self) -> tuple[int, int]:
         """From the least to the most that measured runs say the peak may be."""
-        from tightfit.rehearsal.accuracy import accuracy_on
+        from tightfit.rehearsal.accuracy import WANDERS, accuracy_on
 
         low, high = accuracy_on(self.device)
-        return round(self.peak * low), round(self.peak * high)
+        return round(self.peak * low), round(self.peak * high) + WANDERS.get(self.device.kind, 0)
 
     @property
     def fits(self) -> bool | None:

@@ -1,0 +1,112 @@
+"""The promise: what `plan` says fits is trained under a hard limit of exactly that budget, and must not die.
+
+Every run is `tightfit train --budget`, with steps, evaluation and saving, alone in a memory cgroup whose limit is the
+budget: the kernel ends what takes more. Where there are no cgroups to write to, the limit is on the process's data
+(RLIMIT_DATA). Shapes from ../shared/models with random weights, real reviews. Writes records/promise.json; a later
+call goes on where an earlier one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from quality import ROOT, SHARED
+
+from tightfit.units import parse_bytes
+
+RECORD = ROOT / "records" / "promise.json"
+GROUPS = Path("/sys/fs/cgroup/memory")
+CASES: dict[str, tuple[int, tuple[str, ...]]] = {  # model: steps, budgets
+    "rbt3": (50, ("1GB", "1.2GB", "1.5GB", "2GB", "3GB")),
+    "distilbert-base-uncased": (20, ("1GB", "1.2GB", "1.5GB", "2GB", "3GB")),
+    "bert-base-chinese": (20, ("1.2GB", "1.5GB", "2GB", "2.5GB", "3GB", "5GB")),
+    "ModernBERT-base": (10, ("1.5GB", "2GB", "3GB", "4GB")),
+    "t5-small": (20, ("1.2GB", "1.5GB", "2GB")),
+    "gpt2": (10, ("1.5GB", "2GB", "3GB")),
+    "roberta-large": (10, ("2.6GB", "4GB")),
+    "chinese-macbert-large": (10, ("2.4GB", "3GB", "4GB", "6GB", "8GB")),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=None, help="begin no run after this; a later call goes on")
+    given = parser.parse_args()
+    runs, start = earlier(), time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        data = reviews(Path(name), 1800)
+        for model, steps, budget in cases():
+            if f"{model} {budget}" in runs:
+                continue
+            if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
+                break
+            runs[f"{model} {budget}"] = run(model, steps, budget, data, Path(name))
+            RECORD.write_text(json.dumps({"limit": limit_kind(), "runs": runs}, indent=1) + "\n", "utf-8")
+            print(model, budget, runs[f"{model} {budget}"], flush=True)
+
+
+def cases() -> list[tuple[str, int, str]]:
+    """The quick ones first."""
+    return [(model, steps, budget) for model, (steps, budgets) in CASES.items() for budget in budgets]
+
+
+def earlier() -> dict[str, Any]:
+    return json.loads(RECORD.read_text("utf-8"))["runs"] if RECORD.is_file() else {}
+
+
+def reviews(folder: Path, rows: int) -> Path:
+    """Reviews from both ends of the file, so that both labels are there."""
+    lines = (SHARED / "data" / "ChnSentiCorp_htl_all.csv").read_text("utf-8").splitlines(keepends=True)
+    file = folder / "reviews.csv"
+    file.write_text("".join([*lines[: rows // 2 + 1], *lines[-rows // 2 :]]), "utf-8")
+    return file
+
+
+def run(model: str, steps: int, budget: str, data: Path, folder: Path) -> dict[str, Any]:
+    out = folder / f"{model}-{budget}"
+    command = [sys.executable, "-m", "tightfit", "train", "--json", "--device", "cpu", "--random-weights"]
+    command += ["--model", str(SHARED / "models" / model), "--data", str(data), "--max-steps", str(steps)]
+    command += ["--budget", budget, "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited(parse_bytes(budget)))
+    result: dict[str, Any] = {"exit": done.returncode, "budget_bytes": parse_bytes(budget)}
+    if done.returncode == 0:
+        said = json.loads(done.stdout)
+        result |= {
+            "recipe": said["recipe"],
+            "steps": said["steps"],
+            "peak_bytes": said["measured"]["peak_bytes"],
+            "foretold_bytes": said["predicted"]["peak_bytes"],
+            "seconds_per_step": said["measured"]["seconds_per_step"],
+            "foretold_seconds": said["predicted"]["seconds_per_step"],
+        }
+    else:
+        result["said"] = done.stderr.strip().splitlines()[-1:] or ["nothing"]
+    return result
+
+
+def limit_kind() -> str:
+    return "cgroup" if os.access(GROUPS, os.W_OK) else "RLIMIT_DATA"
+
+
+def limited(size: int) -> Any:
+    """What a process does before it becomes the training: move into a group with that limit."""
+    if limit_kind() != "cgroup":
+        return lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size))
+    group = GROUPS / f"tightfit-{os.getpid()}"
+    group.mkdir(exist_ok=True)
+    (group / "memory.force_empty").write_text("0")
+    (group / "memory.limit_in_bytes").write_text(str(size))
+    return lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+if __name__ == "__main__":
+    main()
