@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightfit.errors import TightfitError
+    from tightfit.budget import Budget
+    from tightfit.errors import DoesNotFit, TightfitError
     from tightfit.inference import evaluate, predict
     from tightfit.job import Job
+    from tightfit.planning import Plan, plan
     from tightfit.recipe import Recipe
     from tightfit.record import Run, load_run
     from tightfit.rehearsal import rehearse
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 # torch takes seconds to import: each name is fetched when it is first used.
 _HOMES = {
     "Bill": "rehearsal.bill",
+    "Budget": "budget",
+    "DoesNotFit": "errors",
     "Job": "job",
+    "Plan": "planning",
     "Recipe": "recipe",
     "Run": "record",
     "TightfitError": "errors",
@@ -27,6 +32,7 @@ _HOMES = {
     "freeze": "strategies.freeze",
     "frozen_parameters": "strategies.freeze",
     "load_run": "record",
+    "plan": "planning",
     "predict": "inference",
     "rehearse": "rehearsal",
     "train": "training",
@@ -34,7 +40,10 @@ _HOMES = {
 
 __all__ = [
     "Bill",
+    "Budget",
+    "DoesNotFit",
     "Job",
+    "Plan",
     "Recipe",
     "Run",
     "TightfitError",
@@ -42,6 +51,7 @@ __all__ = [
     "freeze",
     "frozen_parameters",
     "load_run",
+    "plan",
     "predict",
     "rehearse",
     "train",

@@ -127,6 +127,38 @@ def rehearse(
 
 
 @app.command()
+def explain(
+    message: Annotated[
+        Path | None, typer.Argument(help="A file with the out-of-memory message; - or a pipe for standard input.")
+    ] = None,
+    args: Annotated[
+        Path | None, typer.Option(help="TrainingArguments as JSON, or the script (.py) that has them.")
+    ] = None,
+    model: Annotated[str | None, setting("model")] = None,
+    device: CardOrDevice = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what overflowed, and which edits of a script mend it. The script is read, never run."""
+    from dataclasses import replace
+
+    from tightfit.explaining import Settings
+    from tightfit.explaining import explain as run_explanation
+    from tightfit.report.screen import Screen
+
+    settings = Settings.read(args) if args else Settings() if model else None
+    settings = replace(settings, model=model) if settings and model else settings
+    with Screen(quiet=as_json).status("Rehearsing"):
+        explanation = run_explanation(_message(message), settings, device)
+    if as_json:
+        _print_json(explanation.to_json())
+        return
+    for line in explanation.happened:
+        _stdout().print(line, markup=False)
+    for number, edit in enumerate(explanation.edits, 1):
+        _stdout().print(f"  {number}. {edit}", markup=False)
+
+
+@app.command()
 def evaluate(
     run: RunFolder,
     data: Annotated[
@@ -208,6 +240,16 @@ Try the model:       tightfit predict {folder} "The room was spotless and the st
 Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
                      (a column named text or review, one named label; --text and --label name others)
 Less memory:         add --use slice:size=4 --use checkpoint --use adafactor; tightfit strategies lists them all"""
+
+
+def _message(file: Path | None) -> str:
+    """What was pasted or piped; nothing where nobody typed."""
+    if file is not None and str(file) != "-":
+        try:
+            return file.read_text("utf-8", errors="replace")
+        except FileNotFoundError:
+            raise BadInput(f"There is no file '{file}': paste the message with a pipe, or check the name.") from None
+    return "" if file is None and sys.stdin.isatty() else sys.stdin.read()
 
 
 def _job_and_recipe(

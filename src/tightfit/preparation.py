@@ -81,7 +81,14 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
         parts=parts,
         bill=bill,
         seconds_per_step=kept.seconds_per_step if kept else None,
-        notes=(*(kept.notes if kept else ()), *data.notes, *_about_cut(train, parts.max_length), *parts.notes, *unforeseen, _about_training(parts)),
+        notes=(
+            *(kept.notes if kept else ()),
+            *data.notes,
+            *_about_cut(train, parts.max_length),
+            *parts.notes,
+            *unforeseen,
+            _about_training(parts),
+        ),
     )
 
 

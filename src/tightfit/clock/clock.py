@@ -38,7 +38,9 @@ class Clock:
 
     def _adding_up(self, played: Played) -> float:
         """Gradients of a slice are added to those of the slices before it."""
-        return sum(weight * self._read(work.in_section(ADDING_UP), _AS_PLAYED) for weight, work in played.performance.work)
+        return sum(
+            weight * self._read(work.in_section(ADDING_UP), _AS_PLAYED) for weight, work in played.performance.work
+        )
 
     def _pieces(self, played: Played, parts: Parts, lengths: Lengths) -> float:
         """What was played is the fullest batch; the others take as long as they have tokens."""

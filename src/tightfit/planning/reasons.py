@@ -20,9 +20,7 @@ def reasons_for(chosen: Option, plain: Option, known: Mapping[Recipe, Option | N
         yield f"{strategy.word}: {_share(strategy, plain)}{strategy.summary}{_beside(without, chosen)}"
 
 
-def refusals(
-    refused: Mapping[str, str], chosen: Recipe, device: Device, wishes: Wishes
-) -> Iterator[str]:
+def refusals(refused: Mapping[str, str], chosen: Recipe, device: Device, wishes: Wishes) -> Iterator[str]:
     """What the model or the device cannot do, and what is left alone because it changes the result."""
     yield from dict.fromkeys(refused.values())
     if device.kind == "cpu" and "mixed-precision" not in (s.name for s in chosen.strategies):

@@ -18,9 +18,7 @@ _MIB = 1 << 20
 _SMALLER = {"xlarge": "large", "large": "base", "base": "small", "small": "mini"}
 
 
-def ways_out(
-    planner: Planner, budget: Budget, closest: Option, changed: list[Option], wishes: Wishes
-) -> Iterator[str]:
+def ways_out(planner: Planner, budget: Budget, closest: Option, changed: list[Option], wishes: Wishes) -> Iterator[str]:
     """A larger budget, what --allow different would bring, a shorter text, a smaller model."""
     needed = -(-closest.at_most // _MIB) * _MIB
     yield f"--budget {needed // _MIB}MB: the smallest that this model can be trained in here ({closest.title})"

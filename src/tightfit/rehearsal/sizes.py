@@ -70,9 +70,7 @@ def fixed_sizes(tape: Tape) -> Sizes:
     return Sizes(size, np.zeros((len(size), 2)), np.array([block.section for block in tape.blocks]))
 
 
-def powers_of(
-    here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent
-) -> tuple[Numbers, Numbers]:
+def powers_of(here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent) -> tuple[Numbers, Numbers]:
     """The powers of rows and of tokens that best explain how numbers changed between slices, and how far off."""
     rules_here, rules_there = _monomials(extent_here), _monomials(extent_there)
     grown = there / np.maximum(here, 1)

@@ -75,7 +75,8 @@ class Work:
             raise NotAlike
         extents = [(sections[section].rows, sections[section].length) for section in pair]
         amounts, calls = (
-            powers_of(one, other, *extents)[0] for one, other in ((here.amounts, there.amounts), (here.calls, there.calls))
+            powers_of(one, other, *extents)[0]
+            for one, other in ((here.amounts, there.amounts), (here.calls, there.calls))
         )
         rows_tokens = np.array(extents[0], dtype=np.float64)
         return Table(

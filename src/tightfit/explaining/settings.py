@@ -1,0 +1,118 @@
+"""A script's settings, from TrainingArguments as JSON or from a Python file that is read and never run."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tightfit.errors import BadInput
+from tightfit.recipe import Recipe
+
+_CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the memory, named as transformers names it, with its defaults."""
+
+    per_device_train_batch_size: int = 8
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
+    optim: str = "adamw_torch_fused"
+    fp16: bool = False
+    bf16: bool = False
+    model: str | None = None
+    max_length: int = 512
+
+    @classmethod
+    def read(cls, path: Path) -> Settings:
+        """From a .json or a .py file."""
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise BadInput(f"'{path}' cannot be read: give a JSON of TrainingArguments or a Python script.") from None
+        if path.suffix.lower() == ".py":
+            return cls()._with(_from_script(path, text))
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise BadInput(f"{path} is not readable as JSON: {error}.") from None
+        if not isinstance(content, dict):
+            raise BadInput(f"{path} must hold one JSON object with TrainingArguments' names.")
+        return cls()._with(content)
+
+    def recipe(self) -> Recipe:
+        """The same in our words."""
+        words = []
+        if self.gradient_accumulation_steps > 1:
+            words.append(f"slice:size={self.per_device_train_batch_size}")
+        if self.gradient_checkpointing:
+            words.append("checkpoint")
+        if "adafactor" in self.optim:
+            words.append("adafactor")
+        if self.fp16 or self.bf16:
+            words.append("mixed-precision")
+        return Recipe.parse(words)
+
+    @property
+    def batch(self) -> int:
+        """Rows per optimizer step."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    def _with(self, content: dict[str, Any]) -> Settings:
+        kinds = {field.name: type(getattr(Settings(), field.name)) for field in fields(Settings)}
+        known = {name: value for name, value in content.items() if name in kinds}
+        for name, value in known.items():
+            kind = str if name == "model" else kinds[name]
+            if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1)):
+                raise BadInput(f"{name} is {value!r}, which is not what TrainingArguments takes: correct it.")
+        return replace(self, **known)
+
+    def __str__(self) -> str:
+        slices = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
+        words = " ".join(word for word in self.recipe().words if not word.startswith("slice"))
+        return (
+            f"{self.model} with {self.per_device_train_batch_size}{slices} rows of {self.max_length} {words}".rstrip()
+        )
+
+
+def _from_script(path: Path, text: str) -> dict[str, Any]:
+    """Every literal that a call names, whatever the script would do with it."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"{path} is not readable as Python: {error}.") from None
+    found: dict[str, Any] = {}
+    constants = _constants(tree)
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        given = {k.arg: _value(k.value, constants) for k in call.keywords if k.arg}
+        if name in _CALLS:
+            found |= {key: value for key, value in given.items() if value is not None}
+        if isinstance(given.get("max_length"), int):
+            found["max_length"] = given["max_length"]
+        if name == "from_pretrained" and call.args and isinstance(first := _value(call.args[0], constants), str):
+            found.setdefault("model", first)
+    if not any(isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in _CALLS for n in ast.walk(tree)):
+        raise BadInput(f"{path} has no call of TrainingArguments: give the script that has, or a JSON of them.")
+    return found
+
+
+def _constants(tree: ast.AST) -> dict[str, Any]:
+    """Names that are given a literal."""
+    return {
+        target.id: node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    return constants.get(node.id) if isinstance(node, ast.Name) else None
