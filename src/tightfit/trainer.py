@@ -43,7 +43,7 @@ class Trainer(transformers.Trainer):
         """The whole effective batch in slices; Trainer's own count of items plays no part."""
         model.train()
         slices = weighed_slices(
-            self.model, self._prepare_inputs(inputs), self.parts.slice_rows, sort=self.parts.layer_rows is not None
+            self.model, self._prepare_inputs(inputs), self.parts.step_rows, sort=self.parts.layer_rows is not None
         )
         loss = run_slices(model, slices, self.accelerator.backward, self.meter.moment)
         self._refuse_non_finite("loss", float(loss))
@@ -129,11 +129,13 @@ class _StepMoment(TrainerCallback):
 
 
 class StepClock(TrainerCallback):
-    """The time of every step, without evaluation and saving."""
+    """The time of every step, without evaluation and saving, and of every epoch with all that belongs to it."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.epochs: list[float] = []
         self._start = 0.0
+        self._epoch = time.perf_counter()
 
     @property
     def median(self) -> float | None:
@@ -141,8 +143,24 @@ class StepClock(TrainerCallback):
         steady = self.seconds[1:] or self.seconds
         return statistics.median(steady) if steady else None
 
+    def begin(self) -> None:
+        """The first epoch begins, with what has to be done before its first step."""
+        self._epoch = time.perf_counter()
+
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._start = time.perf_counter()
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        if self.seconds:
+            self._end_epoch()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        now = time.perf_counter()
+        self.epochs.append(now - self._epoch)
+        self._epoch = now
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds.append(time.perf_counter() - self._start)

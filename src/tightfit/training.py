@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from tightfit.rehearsal.bill import Bill
+    from tightfit.report.progress import Progress
     from tightfit.trainer import StepClock, Trainer
 
 
@@ -72,12 +73,15 @@ def refuse_unknown_trackers(names: Sequence[str]) -> None:
 def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
     """The last checks, which need the data and the model."""
     from tightfit.disk import refuse_full_disk
+    from tightfit.features import kept_bytes
     from tightfit.trainer import SAVED_CHECKPOINTS
 
     if resume:
         refuse_other_rows(folder, prepared.split)
     at_once = min(SAVED_CHECKPOINTS + 1, math.ceil(prepared.job.epochs))
-    refuse_full_disk(folder, prepared.parts, at_once - len(list(folder.glob("checkpoint-*"))))
+    rows = len(prepared.train) + len(prepared.validation)
+    there = len(list(folder.glob("checkpoint-*")))
+    refuse_full_disk(folder, prepared.parts, at_once - there, kept_bytes(prepared.parts, rows))
 
 
 def _start_meter(device: Device) -> Meter:
@@ -88,8 +92,9 @@ def _start_meter(device: Device) -> Meter:
 
 
 def _run(
-    prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: TrainerCallback
+    prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: Progress
 ) -> Run:
+    from tightfit.features import keep_features
     from tightfit.report.card import write_card
     from tightfit.trainer import StepClock, newest_checkpoint
 
@@ -100,6 +105,9 @@ def _run(
     write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
     checkpoint = newest_checkpoint(folder) if resume else None
     start = time.perf_counter()
+    clock.begin()
+    if prepared.parts.trunk:
+        keep_features(trainer, prepared, progress.on_features)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
     with meter.moment("save"):
@@ -135,6 +143,7 @@ def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
         moments=dict(meter.moments),
         seconds=round(seconds, 3),
         seconds_per_step=clock.median,
+        epochs=[round(seconds, 3) for seconds in clock.epochs],
         allocated_moments=dict(meter.allocated) or None,
     )
 

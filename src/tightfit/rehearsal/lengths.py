@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from tightfit.data.order import batches_of
+from tightfit.data.order import Buckets, batches_of, rows_met
 from tightfit.job import Job
 from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.strategy import Parts
@@ -29,8 +30,13 @@ class Shapes:
     """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
     texts: tuple[int, ...] | None = None
     """How long the texts of the fullest batch are, for recipes that cut it by tokens."""
+    trunk: tuple[Extent, ...] = ()
+    """The largest batch that runs through a trunk whose outputs are kept."""
 
     def __str__(self) -> str:
+        if self.trunk:
+            rows, length = self.trunk[0]
+            return f"the largest batch that runs through the frozen part is {rows} × {length} tokens"
         rows, length = max(self.slices[0], self.first[0])
         return f"the largest slice is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
 
@@ -45,15 +51,16 @@ class Lengths:
     """Longest first."""
     evaluations: int = 2
     """How often the model is evaluated; after the first time an earlier one may turn out the best."""
+    job: Job | None = None
+    train: tuple[int, ...] = ()
+    """Of every row to train on, for recipes that deal them out otherwise."""
 
     @classmethod
     def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
         """The batches as the seed deals them out, from the lengths of all texts."""
-        lengths, size = np.array(train), min(job.batch_size, len(train))
-        rows = [np.sort(lengths[batch])[::-1] for batch in batches_of(job, len(lengths))]
-        padded = np.array([np.pad(row, (0, size - len(row))) for row in rows])
-        evaluations = math.ceil(len(rows) / math.ceil(len(lengths) / job.batch_size))
-        return cls(padded, tuple(sorted(validation, reverse=True)), evaluations)
+        dealt = _dealt(job, tuple(train), pool=0)
+        evaluations = math.ceil(len(dealt) / math.ceil(len(train) / job.batch_size))
+        return cls(dealt, tuple(sorted(validation, reverse=True)), evaluations, job, tuple(train))
 
     @classmethod
     def uniform(cls, rows: int, length: int) -> Lengths:
@@ -62,21 +69,53 @@ class Lengths:
 
     def worst(self, parts: Parts) -> Shapes:
         """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first."""
-        cut = np.minimum(self.batches, parts.max_length)
+        longest = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
+        cut = np.minimum(self._batches(parts), longest)
         later = cut[1:] if len(cut) > 1 else cut
-        starts = range(0, cut.shape[1], parts.slice_rows)[:2]
+        starts = range(0, cut.shape[1], parts.step_rows)[:2]
         rows = min(parts.evaluation_rows, len(self.validation))
-        ragged = [_ragged(later[:, start : start + parts.slice_rows]) for start in starts]
+        ragged = [_ragged(later[:, start : start + parts.step_rows]) for start in starts]
+        trunk = self._through_the_trunk(parts) if parts.trunk else ()
         fullest = cut[cut.sum(axis=1).argmax()]
         return Shapes(
             texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
-            slices=tuple(_largest(later[:, start : start + parts.slice_rows]) for start in starts),
-            evaluation=(rows, min(self.validation[0], parts.max_length)),
-            first=tuple(_largest(cut[:1, start : start + parts.slice_rows]) for start in starts),
+            slices=tuple(_largest(later[:, start : start + parts.step_rows]) for start in starts),
+            evaluation=(rows, min(self.validation[0], longest)),
+            first=tuple(_largest(cut[:1, start : start + parts.step_rows]) for start in starts),
             batch=int(cut[:, 0].argmax()) + 1,
             batches=len(self.batches),
-            padded=any(ragged) or self.validation[rows - 1] < min(self.validation[0], parts.max_length),
+            padded=trunk[-1] < trunk[0]
+            if trunk
+            else any(ragged) or self.validation[rows - 1] < min(self.validation[0], longest),
+            trunk=((len(trunk), trunk[0]),) if trunk else (),
         )
+
+    def _batches(self, parts: Parts) -> Numbers:
+        if not parts.pool or self.job is None:
+            return self.batches
+        return _dealt(self.job, tuple(min(length, parts.max_length) for length in self.train), parts.pool)
+
+    def _through_the_trunk(self, parts: Parts) -> tuple[int, ...]:
+        """The lengths of the largest batch: training and validation rows go through one after the other, sorted."""
+        train = self.batches.ravel().tolist()
+        if self.job is not None:
+            buckets = _buckets(self.job, self.train, parts.pool)
+            train = [self.train[row] for row in rows_met(self.job, len(self.train), buckets)]
+        batches = [sorted(lengths, reverse=True)[: parts.trunk_rows] for lengths in (train, self.validation)]
+        return tuple(min(length, parts.max_length) for length in max(batches, key=lambda b: len(b) * b[0]))
+
+
+@lru_cache(maxsize=8)
+def _dealt(job: Job, lengths: tuple[int, ...], pool: int) -> Numbers:
+    """A row for each batch, longest text first; 0 where the batch has fewer rows."""
+    size, array = min(job.batch_size, len(lengths)), np.array(lengths)
+    batches = batches_of(job, len(lengths), _buckets(job, lengths, pool))
+    rows = [np.sort(array[batch])[::-1] for batch in batches]
+    return np.array([np.pad(row, (0, size - len(row))) for row in rows])
+
+
+def _buckets(job: Job, lengths: tuple[int, ...], pool: int) -> Buckets | None:
+    return Buckets(lengths, job.batch_size, pool) if pool else None
 
 
 def _largest(slices: Numbers) -> Extent:

@@ -16,11 +16,11 @@ from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
 from tightfit.rehearsal.stage import Extents, Performance
+from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.strategy import Parts
 
 _LONGEST_PLAYED = 128
-_PAIRS = ((0, 1), (2, 3))  # two slices, two batches of the evaluation
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class Rehearsal:
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens, whatever they were played with."""
-        parts = replace(parts, slice_rows=self.company.job.batch_size, max_length=self.company.job.max_length)
+        job = self.company.job
+        parts = replace(parts, slice_rows=job.batch_size, max_length=job.max_length, pool=0)
         for strategy in recipe.strategies:
             if strategy.shapes_only:
                 parts = strategy.apply(parts)
@@ -90,7 +91,7 @@ class Rehearsal:
             return self._play_as_it_is(recipe)
         performance = self.company.perform(recipe, self._two_of_each)
         try:
-            sizes = learn_sizes(performance.tape, _PAIRS)
+            sizes = learn_sizes(performance.tape, _pairs(performance.tape))
         except NotAlike:
             return self._play_as_it_is(recipe)
         played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
@@ -103,24 +104,31 @@ class Rehearsal:
     def _two_of_each(self, parts: Parts) -> Extents:
         """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
         longest = min(self.company.job.max_length, _LONGEST_PLAYED)
-        pair = ((6, longest), (4, max(1, longest * 3 // 4)))
-        return Extents(pair, pair, self.lengths.worst(parts).padded)
+        texts = ((6, longest), (4, max(1, longest * 3 // 4)))
+        pair = ((6, 1), (4, 1)) if parts.trunk else texts
+        return Extents(pair, pair, self.lengths.worst(parts).padded, trunk=texts if parts.trunk else ())
 
     def _worst(self, parts: Parts) -> Extents:
         shapes = self.lengths.worst(parts)
-        return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts)
+        return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts, shapes.trunk)
 
 
 def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
     return padded, tuple(strategy.word for strategy in recipe.strategies if not strategy.shapes_only)
 
 
+def _pairs(tape: Tape) -> list[tuple[int, int]]:
+    """Two batches of the trunk, where it runs by itself, two slices, two batches of the evaluation."""
+    return [(first, first + 1) for first in range(0, len(tape.sections), 2)]
+
+
 def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
     """The rows and tokens of every section that was played."""
     if not played.for_all:
-        return [*shapes.slices, shapes.evaluation]
+        return [*shapes.trunk, *shapes.slices, shapes.evaluation]
     first, later = ([*slices, None][:2] for slices in (shapes.first, shapes.slices))
-    return [*first, shapes.evaluation, None, *later, None, None]
+    trunk, no_trunk = ([*shapes.trunk, None], [None, None]) if shapes.trunk else ([], [])
+    return [*trunk, *first, shapes.evaluation, None, *no_trunk, *later, None, None]
 
 
 @lru_cache(maxsize=4)

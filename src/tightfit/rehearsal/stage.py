@@ -43,6 +43,8 @@ class Extents:
     """Whether there is something to mask; transformers drops a mask of ones, which takes less memory."""
     texts: Sequence[int] | None = None
     """How long each text of the slices is, for recipes that look."""
+    trunk: Sequence[Extent] = ()
+    """Of the batches that run through a trunk whose outputs are kept."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ def play(
         extents = choose_extents(parts)
         _set_number_format(parts)
         take_workspaces(device, tape)
+        _keep_features(parts, extents, tracer)
         follow_gradients(parts.model.parameters(), tracer)  # before a recipe's own hooks use them up
         optimizer = build_optimizer(parts)
         _train(parts, optimizer, extents, tracer)
@@ -98,6 +101,13 @@ def shapes_without_data(device: Device) -> Iterator[None]:
     # Weights without data need no first values, and drawing them may look at data (ModernBERT's does).
     with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), kernels_of(device):
         yield
+
+
+def _keep_features(parts: Parts, extents: Extents, tracer: Tracer) -> None:
+    """What is kept goes to a file, so nothing of it stays in memory."""
+    for rows, length in extents.trunk if parts.trunk else ():
+        with tracer.tape.section("features", rows, length), tracer.tape.moment("features"):
+            parts.trunk.features(_texts(parts, rows, length, extents.padded, tracer))
 
 
 def _train(parts: Parts, optimizer: torch.optim.Optimizer, extents: Extents, tracer: Tracer) -> None:
@@ -166,6 +176,14 @@ def _slices(parts: Parts, extents: Extents, tracer: Tracer) -> Iterator[tuple[fl
 
 
 def _batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
+    if parts.trunk is None:
+        return _texts(parts, rows, length, padded, tracer)
+    batch = parts.trunk.blank(rows) | {"labels": torch.ones(rows, dtype=torch.long)}
+    tracer.mark(batch.values(), Kind.INPUTS)
+    return batch
+
+
+def _texts(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
     ids = torch.ones((rows, length), dtype=torch.long)
     end = getattr(parts.model.config, "eos_token_id", None)
     ids[:, -1] = end if isinstance(end, int) else 1  # some heads read a text at its end token
