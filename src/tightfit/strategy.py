@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from tightfit.adapter import Adapter
     from tightfit.trunk import FrozenTrunk
 
     OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
@@ -76,6 +77,8 @@ class Parts:
     precision: Precision = Precision.FP32
     pool: int = 0
     """Batches whose rows are sorted by length together, so that rows of like length meet; 0: rows meet by chance."""
+    adapter: Adapter | None = None
+    """What learns beside the weights; it is taken out before the model is saved."""
     trunk: FrozenTrunk | None = None
     """A trunk that runs once over each text; what trains then reads what was kept of it."""
     notes: tuple[str, ...] = ()

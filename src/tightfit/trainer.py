@@ -14,6 +14,7 @@ from safetensors import safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from tightfit.assembly import build_optimizer
+from tightfit.data.order import Buckets, BucketSampler
 from tightfit.errors import LossNotFinite
 from tightfit.job import Job
 from tightfit.meter import BETWEEN, Meter
@@ -30,8 +31,9 @@ SAVED_CHECKPOINTS = 2  # the best and the last
 class Trainer(transformers.Trainer):
     """The step, the optimizer, the best weights and the meter are ours; everything else is transformers'."""
 
-    def __init__(self, *, parts: Parts, meter: Meter, **kwargs: Any) -> None:
+    def __init__(self, *, parts: Parts, meter: Meter, buckets: Buckets | None = None, **kwargs: Any) -> None:
         self.optimizer: torch.optim.Optimizer | None
+        self.buckets = buckets
         super().__init__(model=parts.model, **kwargs)
         self.parts, self.meter = parts, meter
         self.remove_callback(PrinterCallback)
@@ -54,6 +56,12 @@ class Trainer(transformers.Trainer):
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.parts)
         return self.optimizer
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Rows of like length together, where the recipe says so."""
+        if self.buckets is None:
+            return super()._get_train_sampler(*args, **kwargs)
+        return BucketSampler(self.buckets, self.args.seed)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with self.meter.moment("evaluate"):

@@ -13,7 +13,7 @@ from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, suggest
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
-from tightfit.preparation import Prepared, prepare
+from tightfit.preparation import Prepared, buckets_of, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import Data, Measured, Predicted, Run, versions
 from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows
@@ -22,6 +22,7 @@ from tightfit.tasks import find_task
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
+    from tightfit.adapter import Adapter
     from tightfit.rehearsal.bill import Bill
     from tightfit.report.progress import Progress
     from tightfit.trainer import StepClock, Trainer
@@ -91,9 +92,7 @@ def _start_meter(device: Device) -> Meter:
     return meter_for(device)
 
 
-def _run(
-    prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: Progress
-) -> Run:
+def _run(prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: Progress) -> Run:
     from tightfit.features import keep_features
     from tightfit.report.card import write_card
     from tightfit.trainer import StepClock, newest_checkpoint
@@ -110,12 +109,22 @@ def _run(
         keep_features(trainer, prepared, progress.on_features)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
+    sizes = prepared.parts.parameters, prepared.parts.trainable_parameters
     with meter.moment("save"):
-        trainer.save_model()
-    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock))
+        _save_model(trainer, folder, prepared.parts.adapter)
+    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock), *sizes)
     write_card(run)
     run.save()
     return run
+
+
+def _save_model(trainer: Trainer, folder: Path, adapter: Adapter | None) -> None:
+    """The trained model as an ordinary one; what learnt beside its weights is in them or in files of its own."""
+    if adapter:
+        if not adapter.merge:
+            adapter.save(folder)
+        adapter.take_out()
+    trainer.save_model()
 
 
 def _trainer(
@@ -127,6 +136,7 @@ def _trainer(
     return Trainer(
         parts=prepared.parts,
         meter=meter,
+        buckets=buckets_of(prepared.parts, prepared.train),
         args=training_arguments(prepared.job, prepared.parts, folder, report_to),
         train_dataset=prepared.train.dataset,
         eval_dataset=prepared.validation.dataset,
@@ -148,7 +158,9 @@ def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
     )
 
 
-def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured) -> Run:
+def _record(
+    prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured, parameters: int, trainable: int
+) -> Run:
     parts = prepared.parts
     return Run(
         folder=str(folder),
@@ -165,8 +177,8 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
             label_column=prepared.columns.label or "",
             cut_rows=prepared.train.cut,
         ),
-        parameters=parts.parameters,
-        trainable_parameters=parts.trainable_parameters,
+        parameters=parameters,
+        trainable_parameters=trainable,
         steps=trainer.state.global_step,
         measured=measured,
         predicted=_predicted(prepared.bill),

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.func import functional_call
 
 from tightfit.errors import RecipeError
+from tightfit.shapes import with_data
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -157,7 +157,7 @@ def _gradients_of_a_random_head(trunk: FrozenTrunk) -> Batch:
     model = trunk.model
     _, heard = trunk.ask(_two_texts(model))
     inside = f"{model.base_model_prefix}."
-    with unset_fake_temporarily(), torch.random.fork_rng([]):
+    with with_data(), torch.random.fork_rng([]):
         torch.manual_seed(0)
         head = {name: torch.randn(p.shape) for name, p in model.named_parameters() if not name.startswith(inside)}
         trunk.instead = type(heard)(**{name: _drawn(value) for name, value in heard.items()})

@@ -36,6 +36,9 @@ RECIPES = [
     "slice-layers:size=2",
     "slice-layers:size=2 adafactor step-in-backward",
     "attention slice-layers:size=2 adafactor step-in-backward",
+    "lora",
+    "lora checkpoint adafactor",
+    "lora slice-layers:size=2 step-in-backward",
 ]
 
 

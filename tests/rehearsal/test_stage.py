@@ -41,6 +41,9 @@ RECIPES = [
     "slice-layers:size=2",
     "step-in-backward",
     "slice-layers:size=2 adafactor step-in-backward",
+    "lora",
+    "lora:merge=false,dropout=0.1 checkpoint",
+    "lora slice-layers:size=2 adafactor step-in-backward",
 ]
 Moments = dict[str, dict[Kind, int]]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tightfit.data.slices import Batch
 
 
-class KeptRows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class KeptRows(torch.utils.data.Dataset):
     """Rows to train on, read as whole batches."""
 
     def __init__(self, rows: int, folder: Path) -> None:

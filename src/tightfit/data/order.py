@@ -41,6 +41,23 @@ class Buckets:
         return np.concatenate([batches[torch.randperm(whole, generator=chance).numpy()].ravel(), rest])
 
 
+class BucketSampler:
+    """Deals out the rows of one epoch after the other."""
+
+    def __init__(self, buckets: Buckets, seed: int) -> None:
+        self.buckets, self.seed, self.epoch = buckets, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the loader."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.buckets.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.buckets.order(self.seed + self.epoch).tolist())
+
+
 def batches_of(job: Job, rows: int, buckets: Buckets | None = None) -> Iterator[Numbers]:
     """The rows of every batch of a training, in order: as accelerate's seeded sampler, or ours, deals them out."""
     left = steps_of(job, rows)

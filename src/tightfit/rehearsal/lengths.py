@@ -12,6 +12,7 @@ import numpy as np
 from tightfit.data.order import Buckets, batches_of, rows_met
 from tightfit.job import Job
 from tightfit.rehearsal.sizes import Extent, Numbers
+from tightfit.shapes import with_data
 from tightfit.strategy import Parts
 
 
@@ -93,14 +94,19 @@ class Lengths:
     def _batches(self, parts: Parts) -> Numbers:
         if not parts.pool or self.job is None:
             return self.batches
-        return _dealt(self.job, tuple(min(length, parts.max_length) for length in self.train), parts.pool)
+        with with_data():
+            return _dealt(self.job, self._cut(parts), parts.pool)
+
+    def _cut(self, parts: Parts) -> tuple[int, ...]:
+        return tuple(min(length, parts.max_length) for length in self.train)
 
     def _through_the_trunk(self, parts: Parts) -> tuple[int, ...]:
         """The lengths of the largest batch: training and validation rows go through one after the other, sorted."""
         train = self.batches.ravel().tolist()
         if self.job is not None:
-            buckets = _buckets(self.job, self.train, parts.pool)
-            train = [self.train[row] for row in rows_met(self.job, len(self.train), buckets)]
+            with with_data():
+                met = rows_met(self.job, len(self.train), _buckets(self.job, self._cut(parts), parts.pool))
+            train = [self.train[row] for row in met]
         batches = [sorted(lengths, reverse=True)[: parts.trunk_rows] for lengths in (train, self.validation)]
         return tuple(min(length, parts.max_length) for length in max(batches, key=lambda b: len(b) * b[0]))
 

@@ -84,8 +84,9 @@ def play(
         optimizer = build_optimizer(parts)
         _train(parts, optimizer, extents, tracer)
         _evaluate(parts, extents, tracer)
+        sizes = parts.parameters, parts.trainable_parameters
         _save_and_load_best(parts, tape)
-    return Performance(tape, parts, extents, parts.parameters, parts.trainable_parameters)
+    return Performance(tape, parts, extents, *sizes)
 
 
 def take_workspaces(device: Device, tape: Tape) -> None:
@@ -105,9 +106,11 @@ def shapes_without_data(device: Device) -> Iterator[None]:
 
 def _keep_features(parts: Parts, extents: Extents, tracer: Tracer) -> None:
     """What is kept goes to a file, so nothing of it stays in memory."""
-    for rows, length in extents.trunk if parts.trunk else ():
+    trunk = parts.trunk
+    for rows, length in extents.trunk if trunk else ():
         with tracer.tape.section("features", rows, length), tracer.tape.moment("features"):
-            parts.trunk.features(_texts(parts, rows, length, extents.padded, tracer))
+            assert trunk is not None
+            trunk.features(_texts(parts, rows, length, extents.padded, tracer))
 
 
 def _train(parts: Parts, optimizer: torch.optim.Optimizer, extents: Extents, tracer: Tracer) -> None:
@@ -157,11 +160,13 @@ def _evaluate(parts: Parts, extents: Extents, tracer: Tracer) -> None:
 def _save_and_load_best(parts: Parts, tape: Tape) -> None:
     """Saving writes from the weights themselves; loading reads one tensor at a time, into this machine's memory."""
     tape.begin("save")
-    if parts.device.kind == "cuda":
-        return
-    with tape.moment("load-best"), torch.no_grad():
-        for weight in parts.model.state_dict().values():
-            weight.copy_(torch.empty_like(weight))
+    if parts.device.kind != "cuda":
+        with tape.moment("load-best"), torch.no_grad():
+            for weight in parts.model.state_dict().values():
+                weight.copy_(torch.empty_like(weight))
+    if parts.adapter:
+        with tape.moment("save"):
+            parts.adapter.take_out()
 
 
 def _slices(parts: Parts, extents: Extents, tracer: Tracer) -> Iterator[tuple[float, Batch]]:

@@ -58,6 +58,8 @@ class Freeze(Strategy):
         return None if self.layers or self.pattern else 1
 
     def apply(self, parts: Parts) -> Parts:
+        if parts.adapter and not (self.layers or self.embeddings or self.pattern):
+            raise RecipeError(f"'{self.word}' and 'lora' clash: what lora trains lies in the frozen part. Keep one.")
         frozen = freeze(
             parts.model,
             encoder=self.encoder,
