@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -100,8 +101,20 @@ def take_workspaces(device: Device, tape: Tape) -> None:
 def shapes_without_data(device: Device) -> Iterator[None]:
     """Tensors made inside take no memory, and torch's functions behave as on the device."""
     # Weights without data need no first values, and drawing them may look at data (ModernBERT's does).
-    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), kernels_of(device):
+    moving = mock.patch.object(torch.nn.Module, "to", _moved)
+    with FakeTensorMode(allow_non_fake_inputs=True), no_init_weights(), kernels_of(device), moving:
         yield
+
+
+_move = torch.nn.Module.to
+
+
+def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """A move that changes nothing is none: torch would exchange tensors without data, and cannot once they are used."""
+    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    if all(dtype in (None, p.dtype) for p in module.parameters() if p.is_floating_point()):
+        return module
+    return _move(module, *args, **kwargs)
 
 
 def _keep_features(parts: Parts, extents: Extents, tracer: Tracer) -> None:
