@@ -139,8 +139,8 @@ def _gradients(logits: torch.Tensor, heard: ModelOutput) -> Batch:
 
 def _weights(gradient: torch.Tensor) -> torch.Tensor:
     """How much each token weighs in what is read, in all 1; exactly 1 where a single token is read."""
-    whole = gradient.sum(dim=1, keepdim=True)
-    shares = (gradient * whole).sum(dim=2, dtype=torch.float32)
+    gradient = gradient.float()
+    shares = (gradient * gradient.sum(dim=1, keepdim=True)).sum(dim=2)
     return shares / shares.sum(dim=1, keepdim=True)
 
 
