@@ -95,6 +95,11 @@ class Parts:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
+    def trained_weights(self) -> dict[str, torch.Tensor]:
+        """What learns, by name."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    @property
     def step_rows(self) -> int:
         """Rows trained at once: of what was kept of a trunk, which is little, all of them."""
         return self.batch_size if self.trunk else self.slice_rows

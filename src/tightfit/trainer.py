@@ -100,6 +100,12 @@ class Trainer(transformers.Trainer):
         with self.meter.moment("save"):
             super()._save_checkpoint(model, trial)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """With an adapter a checkpoint is no model for others, so it holds only what the base model has not."""
+        if self.parts.adapter and output_dir not in (None, self.args.output_dir):
+            state_dict = self.parts.trained_weights
+        super()._save(output_dir, state_dict=state_dict)
+
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""
         if self.state.best_global_step == self.state.global_step:

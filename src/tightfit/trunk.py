@@ -50,6 +50,7 @@ class FrozenTrunk:
         self._run, model.base_model.forward = model.base_model.forward, self
         self._hook = model.register_forward_pre_hook(self._take_kept, with_kwargs=True)
         self._kept: Batch = {}
+        self._heard: ModelOutput | None = None
         self._kind: type[ModelOutput]
         self._listening = False
 
@@ -81,7 +82,8 @@ class FrozenTrunk:
         with torch.enable_grad():
             answer = functional_call(self.model, head or {}, (), _without_labels(batch))
         self._listening = False
-        return getattr(answer, "logits", None), self.__dict__.pop("_heard")
+        heard, self._heard = self._heard, None  # nothing of it stays
+        return getattr(answer, "logits", None), heard
 
     def refuse_other_answer(self, features: Batch, expected: torch.Tensor) -> None:
         """The features must make the head say what it says of the texts themselves."""

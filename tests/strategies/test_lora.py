@@ -135,6 +135,8 @@ def test_the_adapter_alone_is_peft_s(runs: tuple[Path, Path], tiny_model: Path, 
 def test_a_stopped_run_goes_on(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     settings = job_of(tiny_model, reviews, epochs=2)
     whole = train(settings, ["lora"], out=tmp_path / "whole", device="cpu", quiet=True)
+    for checkpoint in (tmp_path / "whole").glob("checkpoint-*"):
+        assert (checkpoint / "model.safetensors").stat().st_size < 0.2 * 4 * whole.parameters, "only what learns"
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     shutil.rmtree(tmp_path / "again" / f"checkpoint-{whole.steps}")
     for name in ("run.json", "model.safetensors"):
