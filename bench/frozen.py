@@ -1,7 +1,7 @@
 """Epoch 2 against epoch 1 where only the head learns: what is frozen runs once, or in every epoch.
 
 Each run is a process of its own. m3e-small with its weights, macbert-large's shape with random ones, real reviews.
-Needs ../shared (data and weights). Writes records/frozen.json.
+Needs ../shared (data and weights). Writes records/frozen.json; runs that are in it are not repeated.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from ladder import shape
 from quality import ROOT, run, split, weights
 
 RECORD = ROOT / "records" / "frozen.json"
-EPOCHS = 3
-RECIPES = ["freeze", "freeze:cache=false"]
+SMALL, LARGE = "m3e-small", "chinese-macbert-large"
+EPOCHS = {"freeze": 3, "freeze:cache=false": 2}
 
 
 def main() -> None:
@@ -24,29 +25,41 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="of the small model's data")
     parser.add_argument("--large-rows", type=int, default=200, help="of the large model's; 0 leaves it out")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        runs = [measured(folder, weights(folder), given.rows, recipe, []) for recipe in RECIPES]
-        if given.large_rows:
-            runs.append(measured(folder, shape(folder, None), given.large_rows, RECIPES[0], ["--random-weights"]))
+    plan = [
+        (SMALL, given.rows, "freeze"),
+        (LARGE, given.large_rows, "freeze"),
+        (SMALL, given.rows, "freeze:cache=false"),
+    ]
+    runs = json.loads(RECORD.read_text("utf-8"))["runs"] if RECORD.is_file() else []
+    for model, rows, recipe in plan:
+        if rows and not any((model, rows, recipe) == (r["model"], r["rows"], r["recipe"]) for r in runs):
+            with tempfile.TemporaryDirectory() as folder:
+                runs.append(measured(Path(folder), model, rows, recipe))
+            save(runs)
+
+
+def save(runs: list[dict[str, object]]) -> None:
     record = {"data": "ChnSentiCorp_htl_all.csv", "batch": 32, "length": 128, "runs": runs}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    print(json.dumps(record, indent=1))
 
 
-def measured(folder: Path, model: Path, rows: int, recipe: str, more: list[str]) -> dict[str, object]:
+def measured(folder: Path, model: str, rows: int, recipe: str) -> dict[str, object]:
     train, validation = split(folder, rows)
-    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--model", model, "--use", recipe, *more]
-    command += ["--data", train, "--validation", validation, "--epochs", EPOCHS, "--learning-rate", 1e-3]
-    record = json.loads(run([*command, "--out", folder / f"{model.name}-{recipe.replace(':', '-')}"]))
+    what = [weights(folder)] if model == SMALL else [shape(folder, None), "--random-weights"]
+    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--use", recipe, "--model", *what]
+    command += ["--data", train, "--validation", validation, "--epochs", EPOCHS[recipe], "--learning-rate", 1e-3]
+    return summary(model, rows, recipe, json.loads(run([*command, "--out", folder / "run"])))
+
+
+def summary(model: str, rows: int, recipe: str, record: dict[str, Any]) -> dict[str, object]:
     first, *later = record["measured"]["epochs"]
     return {
-        "model": "chinese-macbert-large" if more else model.name,
+        "model": model,
         "rows": rows,
         "recipe": recipe,
         "epochs": [first, *later],
         "ratio": max(later) / first,
-        "f1": None if more else record["metrics"]["eval_f1"],
+        "f1": record["metrics"]["eval_f1"] if model == SMALL else None,
         "peak_bytes": record["measured"]["peak_bytes"],
         "foretold_bytes": record["predicted"]["peak_bytes"],
     }

@@ -100,6 +100,11 @@ class Parts:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     @property
+    def base_stays(self) -> bool:
+        """Whether the base model is left as it was, so that a checkpoint need not repeat it."""
+        return self.adapter is not None or self.trunk is not None
+
+    @property
     def step_rows(self) -> int:
         """Rows trained at once: of what was kept of a trunk, which is little, all of them."""
         return self.batch_size if self.trunk else self.slice_rows

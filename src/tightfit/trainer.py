@@ -101,8 +101,8 @@ class Trainer(transformers.Trainer):
             super()._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """With an adapter a checkpoint is no model for others, so it holds only what the base model has not."""
-        if self.parts.adapter and output_dir not in (None, self.args.output_dir):
+        """A checkpoint holds only what the base model has not; the final model is whole."""
+        if self.parts.base_stays and output_dir not in (None, self.args.output_dir):
             state_dict = self.parts.trained_weights
         super()._save(output_dir, state_dict=state_dict)
 
