@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow check format docs bench bench-ladder bench-memory bench-published bench-quality bench-step clean
+.PHONY: demo test test-slow check format docs bench bench-frozen bench-ladder bench-memory bench-padding bench-published bench-quality bench-step clean
 
 demo: $(VENV)/installed
 	$(BIN)/tightfit demo
@@ -27,16 +27,22 @@ docs: $(VENV)/installed
 	$(BIN)/python scripts/docs.py
 
 # Benchmarks write what they measure to records/. They read ../shared and are no tests.
-bench: bench-step bench-memory bench-published bench-quality bench-ladder
+bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding
 
 bench-step: $(VENV)/installed
 	$(BIN)/python bench/step.py
+
+bench-frozen: $(VENV)/installed
+	$(BIN)/python bench/frozen.py
 
 bench-ladder: $(VENV)/installed
 	$(BIN)/python bench/ladder.py
 
 bench-memory: $(VENV)/installed
 	$(BIN)/python bench/memory.py
+
+bench-padding: $(VENV)/installed
+	$(BIN)/python bench/padding.py
 
 bench-published: $(VENV)/installed
 	$(BIN)/python bench/published.py

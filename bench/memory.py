@@ -44,11 +44,23 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
     "xlm-roberta-6 16x64": ["slice:size=8", "slice:size=8 adafactor"],
     "ModernBERT-base 8x128": ["slice:size=4", "slice:size=4 checkpoint"],
     "deberta-v3-base 8x96": ["slice:size=4", "slice:size=2 checkpoint adafactor"],
-    "bert-base-chinese 16x128": ["", *SMALL[1:], "checkpoint", "freeze", "slice:size=8 freeze:layers=6"],
+    "bert-base-chinese 16x128": [
+        "",
+        *SMALL[1:],
+        "checkpoint",
+        "freeze",
+        "slice:size=8 freeze:layers=6",
+        "slice:size=8 lora",
+    ],
     "bert-base-chinese 16x64": ["slice:size=1", "slice:size=8 mixed-precision", "slice:size=8 checkpoint:every=3"],
     "bert-base-chinese 4x512": ["slice:size=2", "slice:size=1 checkpoint adafactor"],
     "chinese-macbert-large 4x128": ["slice:size=2", "slice:size=4 checkpoint", "slice:size=2 checkpoint adafactor"],
-    "chinese-macbert-large 8x64": ["slice:size=4 adafactor", "freeze", "slice:size=4 freeze:layers=12"],
+    "chinese-macbert-large 8x64": [
+        "slice:size=4 adafactor",
+        "freeze",
+        "slice:size=4 freeze:layers=12",
+        "lora checkpoint",
+    ],
     "roberta-large 4x96": ["slice:size=2 adafactor", "slice:size=2 freeze:layers=20"],
 }
 

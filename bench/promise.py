@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from quality import ROOT, SHARED
-
 from tightfit.units import parse_bytes
 
 RECORD = ROOT / "records" / "promise.json"

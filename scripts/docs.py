@@ -32,6 +32,14 @@ HEADINGS = {
         "en": ("", "whole process", "foretold", "time of a step"),
         "zh": ("", "整个进程", "预测", "每步用时"),
     },
+    "frozen": {
+        "en": ("model", "rows", "recipe", "epoch 1", "epoch 2", "epoch 2 / epoch 1", "F1"),
+        "zh": ("模型", "行数", "配方", "第 1 轮", "第 2 轮", "第 2 轮 / 第 1 轮", "F1"),
+    },
+    "padding": {
+        "en": ("texts cut at", "rows meet by chance", "`bucket`", "`slice:size=8`", "`slice:size=8 bucket`"),
+        "zh": ("文本截断长度", "随机相遇", "`bucket`", "`slice:size=8`", "`slice:size=8 bucket`"),
+    },
     "memory": {
         "en": ("model", "parameters", "recipes", "median error", "lowest", "highest"),
         "zh": ("模型", "参数量", "配方数", "误差中位数", "最低", "最高"),
@@ -163,6 +171,24 @@ def ladder(language: str) -> str:
     return table(HEADINGS["ladder"][language], rows)
 
 
+def frozen(language: str) -> str:
+    """Only the head learns: what is frozen runs once, or in every epoch."""
+    rows = []
+    for run in json.loads((RECORDS / "frozen.json").read_text("utf-8"))["runs"]:
+        first, second, *_ = run["epochs"]
+        f1 = f"{run['f1']:.4f}" if run["f1"] is not None else "–"
+        cells = (run["model"], f"{run['rows']:,}", f"`{run['recipe']}`", f"{first:.1f} s", f"{second:.1f} s")
+        rows.append((*cells, f"{run['ratio']:.3f}", f1))
+    return table(HEADINGS["frozen"][language], rows)
+
+
+def padding(language: str) -> str:
+    """Tokens computed in an epoch against those of its texts."""
+    runs = json.loads((RECORDS / "padding.json").read_text("utf-8"))["runs"]
+    rows = [tuple(str(v) if key == "length" else f"{v:.2f} ×" for key, v in run.items()) for run in runs]
+    return table(HEADINGS["padding"][language], rows)
+
+
 def memory(language: str) -> str:
     by_model: dict[str, list[dict[str, float]]] = {}
     runs = records.memory_runs()
@@ -231,6 +257,8 @@ BLOCKS = {
     "tree": tree,
     "quality": quality,
     "ladder": ladder,
+    "frozen": frozen,
+    "padding": padding,
     "memory": memory,
     "published": published,
     "step": step,

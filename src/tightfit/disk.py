@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int) -> None:
-    """The checkpoints that are there at once, and the final weights, must all fit."""
+def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> None:
+    """The checkpoints that are there at once, the final weights and what is kept of the rows must all fit."""
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    needed = checkpoints * (weights + optimizer_bytes(parts)) + weights
+    saved = sum(weight.nbytes for weight in parts.trained_weights.values()) if parts.base_stays else weights
+    needed = checkpoints * (saved + optimizer_bytes(parts)) + weights + features
     free = shutil.disk_usage(_nearest_existing(folder)).free
     if free < needed:
         raise OutputError(

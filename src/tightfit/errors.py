@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tightfit.planning.plan import Plan
+    from tightfit.planning.plans import Plan
 
 
 class TightfitError(Exception):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels, find_labels
+from tightfit.data.order import Buckets
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import Tokens, encode
@@ -103,6 +104,11 @@ def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[Bill |
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return None, (f"memory could not be foretold: {reason}",)
+
+
+def buckets_of(parts: Parts, tokens: Tokens) -> Buckets | None:
+    """How rows of like length meet, where a recipe wants them to."""
+    return Buckets(tokens.lengths, parts.batch_size, parts.pool) if parts.pool else None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Measured(_Value):
     """From the first step to the end, evaluation and saving included."""
     seconds_per_step: float | None = None
     """Median over the steps."""
+    epochs: list[float] | None = None
+    """Seconds of each epoch, with its evaluation and saving; a frozen part that runs only once is in the first."""
     allocated_moments: dict[str, int] | None = None
     """On CUDA: the tensors' share of what was reserved."""
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Piece = TypeVar("Piece")
 
@@ -51,3 +53,8 @@ def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]
         return
     with stands_for(times):
         yield next(iter(pieces))
+
+
+def with_data() -> AbstractContextManager[object]:
+    """Tensors made inside hold data also in a rehearsal, which does not see them."""
+    return _disable_current_modes()

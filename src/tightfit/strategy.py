@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from tightfit.adapter import Adapter
+    from tightfit.trunk import FrozenTrunk
+
     OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 
 
@@ -72,6 +75,12 @@ class Parts:
     step_in_backward: bool = False
     """Whether each parameter is stepped when its gradient arrives."""
     precision: Precision = Precision.FP32
+    pool: int = 0
+    """Batches whose rows are sorted by length together, so that rows of like length meet; 0: rows meet by chance."""
+    adapter: Adapter | None = None
+    """What learns beside the weights; it is taken out before the model is saved."""
+    trunk: FrozenTrunk | None = None
+    """A trunk that runs once over each text; what trains then reads what was kept of it."""
     notes: tuple[str, ...] = ()
     """What the strategies have to say to the user."""
 
@@ -86,9 +95,29 @@ class Parts:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
-    def evaluation_rows(self) -> int:
-        """Rows evaluated at once: as many as trained at once, but no fewer than 8, since nothing is kept."""
+    def trained_weights(self) -> dict[str, torch.Tensor]:
+        """What learns, by name."""
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    @property
+    def base_stays(self) -> bool:
+        """Whether the base model is left as it was, so that a checkpoint need not repeat it."""
+        return self.adapter is not None or self.trunk is not None
+
+    @property
+    def step_rows(self) -> int:
+        """Rows trained at once: of what was kept of a trunk, which is little, all of them."""
+        return self.batch_size if self.trunk else self.slice_rows
+
+    @property
+    def trunk_rows(self) -> int:
+        """Rows that go at once through a model that does not learn: no fewer than 8, since nothing waits."""
         return min(self.batch_size, max(self.layer_rows or self.slice_rows, 8))
+
+    @property
+    def evaluation_rows(self) -> int:
+        """Rows evaluated at once."""
+        return self.batch_size if self.trunk else self.trunk_rows
 
 
 class Strategy(ABC):

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from tightfit.assembly import build_optimizer
+from tightfit.data.order import Buckets, BucketSampler
 from tightfit.errors import LossNotFinite
 from tightfit.job import Job
 from tightfit.meter import BETWEEN, Meter
@@ -30,8 +31,9 @@ SAVED_CHECKPOINTS = 2  # the best and the last
 class Trainer(transformers.Trainer):
     """The step, the optimizer, the best weights and the meter are ours; everything else is transformers'."""
 
-    def __init__(self, *, parts: Parts, meter: Meter, **kwargs: Any) -> None:
+    def __init__(self, *, parts: Parts, meter: Meter, buckets: Buckets | None = None, **kwargs: Any) -> None:
         self.optimizer: torch.optim.Optimizer | None
+        self.buckets = buckets
         super().__init__(model=parts.model, **kwargs)
         self.parts, self.meter = parts, meter
         self.remove_callback(PrinterCallback)
@@ -43,7 +45,7 @@ class Trainer(transformers.Trainer):
         """The whole effective batch in slices; Trainer's own count of items plays no part."""
         model.train()
         slices = weighed_slices(
-            self.model, self._prepare_inputs(inputs), self.parts.slice_rows, sort=self.parts.layer_rows is not None
+            self.model, self._prepare_inputs(inputs), self.parts.step_rows, sort=self.parts.layer_rows is not None
         )
         loss = run_slices(model, slices, self.accelerator.backward, self.meter.moment)
         self._refuse_non_finite("loss", float(loss))
@@ -54,6 +56,12 @@ class Trainer(transformers.Trainer):
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.parts)
         return self.optimizer
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
+        """Rows of like length together, where the recipe says so."""
+        if self.buckets is None:
+            return super()._get_train_sampler(*args, **kwargs)
+        return BucketSampler(self.buckets, self.args.seed)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with self.meter.moment("evaluate"):
@@ -92,6 +100,12 @@ class Trainer(transformers.Trainer):
         with self.meter.moment("save"):
             super()._save_checkpoint(model, trial)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """A checkpoint holds only what the base model has not; the final model is whole."""
+        if self.parts.base_stays and output_dir not in (None, self.args.output_dir):
+            state_dict = self.parts.trained_weights
+        super()._save(output_dir, state_dict=state_dict)
+
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""
         if self.state.best_global_step == self.state.global_step:
@@ -129,11 +143,13 @@ class _StepMoment(TrainerCallback):
 
 
 class StepClock(TrainerCallback):
-    """The time of every step, without evaluation and saving."""
+    """The time of every step, without evaluation and saving, and of every epoch with all that belongs to it."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.epochs: list[float] = []
         self._start = 0.0
+        self._epoch = time.perf_counter()
 
     @property
     def median(self) -> float | None:
@@ -141,8 +157,24 @@ class StepClock(TrainerCallback):
         steady = self.seconds[1:] or self.seconds
         return statistics.median(steady) if steady else None
 
+    def begin(self) -> None:
+        """The first epoch begins, with what has to be done before its first step."""
+        self._epoch = time.perf_counter()
+
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._start = time.perf_counter()
+
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
+        if self.seconds:
+            self._end_epoch()
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        now = time.perf_counter()
+        self.epochs.append(now - self._epoch)
+        self._epoch = now
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds.append(time.perf_counter() - self._start)

@@ -14,7 +14,7 @@ from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, suggest
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
-from tightfit.preparation import Prepared, prepare
+from tightfit.preparation import Prepared, buckets_of, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import Data, Measured, Predicted, Run, versions
 from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows
@@ -23,7 +23,9 @@ from tightfit.tasks import find_task
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
+    from tightfit.adapter import Adapter
     from tightfit.rehearsal.bill import Bill
+    from tightfit.report.progress import Progress
     from tightfit.trainer import StepClock, Trainer
 
 
@@ -89,12 +91,15 @@ def refuse_unknown_trackers(names: Sequence[str]) -> None:
 def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
     """The last checks, which need the data and the model."""
     from tightfit.disk import refuse_full_disk
+    from tightfit.features import kept_bytes
     from tightfit.trainer import SAVED_CHECKPOINTS
 
     if resume:
         refuse_other_rows(folder, prepared.split)
     at_once = min(SAVED_CHECKPOINTS + 1, math.ceil(prepared.job.epochs))
-    refuse_full_disk(folder, prepared.parts, at_once - len(list(folder.glob("checkpoint-*"))))
+    rows = len(prepared.train) + len(prepared.validation)
+    there = len(list(folder.glob("checkpoint-*")))
+    refuse_full_disk(folder, prepared.parts, at_once - there, kept_bytes(prepared.parts, rows))
 
 
 def _start_meter(device: Device) -> Meter:
@@ -104,9 +109,8 @@ def _start_meter(device: Device) -> Meter:
     return meter_for(device)
 
 
-def _run(
-    prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: TrainerCallback
-) -> Run:
+def _run(prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: Progress) -> Run:
+    from tightfit.features import keep_features
     from tightfit.report.card import write_card
     from tightfit.trainer import StepClock, newest_checkpoint
 
@@ -117,14 +121,27 @@ def _run(
     write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
     checkpoint = newest_checkpoint(folder) if resume else None
     start = time.perf_counter()
+    clock.begin()
+    if prepared.parts.trunk:
+        keep_features(trainer, prepared, progress.on_features)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start
+    sizes = prepared.parts.parameters, prepared.parts.trainable_parameters
     with meter.moment("save"):
-        trainer.save_model()
-    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock))
+        _save_model(trainer, folder, prepared.parts.adapter)
+    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock), *sizes)
     write_card(run)
     run.save()
     return run
+
+
+def _save_model(trainer: Trainer, folder: Path, adapter: Adapter | None) -> None:
+    """The trained model as an ordinary one; what learnt beside its weights is in them or in files of its own."""
+    if adapter:
+        if not adapter.merge:
+            adapter.save(folder)
+        adapter.take_out()
+    trainer.save_model()
 
 
 def _trainer(
@@ -136,6 +153,7 @@ def _trainer(
     return Trainer(
         parts=prepared.parts,
         meter=meter,
+        buckets=buckets_of(prepared.parts, prepared.train),
         args=training_arguments(prepared.job, prepared.parts, folder, report_to),
         train_dataset=prepared.train.dataset,
         eval_dataset=prepared.validation.dataset,
@@ -152,11 +170,14 @@ def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
         moments=dict(meter.moments),
         seconds=round(seconds, 3),
         seconds_per_step=clock.median,
+        epochs=[round(seconds, 3) for seconds in clock.epochs],
         allocated_moments=dict(meter.allocated) or None,
     )
 
 
-def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured) -> Run:
+def _record(
+    prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured, parameters: int, trainable: int
+) -> Run:
     parts = prepared.parts
     return Run(
         folder=str(folder),
@@ -173,8 +194,8 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
             label_column=prepared.columns.label or "",
             cut_rows=prepared.train.cut,
         ),
-        parameters=parts.parameters,
-        trainable_parameters=parts.trainable_parameters,
+        parameters=parameters,
+        trainable_parameters=trainable,
         steps=trainer.state.global_step,
         measured=measured,
         predicted=_predicted(prepared.bill, prepared.seconds_per_step),

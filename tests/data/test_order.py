@@ -44,6 +44,52 @@ def test_batches_are_those_of_transformers(tmp_path: Path, epochs: int) -> None:
     assert seen == [batch.tolist() for batch in batches_of(job(epochs=epochs), 10)]
 
 
+@pytest.mark.parametrize("use", ["bucket", "bucket:pool=2"])
+def test_buckets_are_dealt_out_as_foretold(tiny_model: Path, reviews: Path, tmp_path: Path, use: str) -> None:
+    """The texts that the model meets, batch by batch, are those of which the bill was made; every row comes once."""
+    from tightfit import trainer
+    from tightfit.device import find_device
+    from tightfit.meter import meter_for
+    from tightfit.preparation import buckets_of, prepare
+    from tightfit.recipe import Recipe
+    from tightfit.training import _trainer
+
+    where = find_device("cpu")
+    given = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, epochs=2)
+    prepared = prepare(given, Recipe.parse([use]), where)
+    seen: list[list[int]] = []
+
+    class Watching(trainer.Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+            seen.append(inputs["attention_mask"].sum(dim=1).tolist())
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    running = _trainer(prepared, tmp_path, meter_for(where), [], [])
+    running.__class__ = Watching
+    running.train()
+    lengths, buckets = prepared.train.lengths, buckets_of(prepared.parts, prepared.train)
+    dealt = [batch.tolist() for batch in batches_of(given, len(lengths), buckets)]
+    assert seen == [[lengths[row] for row in batch] for batch in dealt]
+    assert sorted(row for batch in dealt[: len(dealt) // 2] for row in batch) == list(range(len(lengths)))
+    foretold = Lengths.of(given, lengths, prepared.validation.lengths)._batches(prepared.parts)
+    assert [[n for n in row if n] for row in foretold.tolist()] == [sorted(batch, reverse=True) for batch in seen]
+
+
+def test_buckets_leave_little_padding() -> None:
+    import numpy as np
+
+    from tightfit.data.order import Buckets
+
+    lengths = np.random.default_rng(0).integers(5, 129, size=1000)
+    settings = job(batch_size=32)
+
+    def computed(buckets: Buckets | None) -> int:
+        return sum(len(batch) * int(lengths[batch].max()) for batch in batches_of(settings, 1000, buckets))
+
+    assert computed(Buckets(lengths.tolist(), 32, 10)) < 1.15 * lengths.sum()
+    assert computed(None) > 1.7 * lengths.sum()
+
+
 def test_steps() -> None:
     assert steps_of(job(), 10) == 3
     assert steps_of(job(epochs=1.5), 10) == 5

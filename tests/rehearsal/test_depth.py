@@ -22,7 +22,7 @@ from tightfit.rehearsal.stage import Extents, Performance
 from tightfit.rehearsal.timeline import Timeline
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
-EXTENTS = Extents(((3, 24), (2, 20)), ((3, 22),))
+EXTENTS = Extents(((3, 24), (2, 20)), ((3, 22),), trunk=((3, 24),))
 DEEP = {"ModernBert": 13}  # repeats itself every three layers
 RECIPES = [
     "checkpoint",
@@ -31,10 +31,14 @@ RECIPES = [
     "adafactor",
     "adamw:fused=false",
     "freeze",
+    "freeze:cache=false",
     "freeze:embeddings=true",
     "slice-layers:size=2",
     "slice-layers:size=2 adafactor step-in-backward",
     "attention slice-layers:size=2 adafactor step-in-backward",
+    "lora",
+    "lora checkpoint adafactor",
+    "lora slice-layers:size=2 step-in-backward",
 ]
 
 
@@ -56,7 +60,7 @@ def company(folder: Path, architecture: str, device: Device = CPU) -> Watched:
 
 def moments(performance: Performance, device: Device) -> dict[str, int]:
     timeline = Timeline.of(performance.tape, fixed_sizes(performance.tape))
-    bill = moments_of(timeline, device, [*EXTENTS.slices, *EXTENTS.evaluation])
+    bill = moments_of(timeline, device, [(s.rows, s.length) for s in performance.tape.sections])
     return {moment: sum(kinds.values()) for moment, kinds in bill.items()}
 
 
@@ -85,7 +89,7 @@ def test_under_every_recipe(tmp_path: Path, recipe: str) -> None:
     assert len(players.depths) == 3
 
 
-@pytest.mark.parametrize("recipe", ["", "mixed-precision checkpoint adafactor"])
+@pytest.mark.parametrize("recipe", ["", "mixed-precision checkpoint adafactor", "freeze mixed-precision", "lora"])
 def test_on_a_card(tmp_path: Path, recipe: str) -> None:
     players = company(tmp_path, "Bert", find_card("RTX 3060 12GB"))
     assert agree(players, recipe)

@@ -10,14 +10,15 @@ import pytest
 import torch
 from heads import DROPOUT, build
 from memory import LiveBytes, bytes_of
-from parts import batch_of, parts_of
+from parts import ROWS, batch_of, parts_of
 
 from tightfit.assembly import build_optimizer
+from tightfit.data.order import Buckets
 from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.step import run_slices, weighed_slices
 from tightfit.strategies import STRATEGIES
-from tightfit.strategy import Kind, Precision, Result
+from tightfit.strategy import Kind, Parts, Precision, Result
 
 EXAMPLES = {
     "adamw": "adamw",
@@ -25,10 +26,12 @@ EXAMPLES = {
     "slice": "slice:size=2",
     "checkpoint": "checkpoint",
     "slice-layers": "slice-layers:size=2",
+    "bucket": "bucket:pool=2",
     "mixed-precision": "mixed-precision",
     "adamw-16bit": "adamw-16bit",
     "adafactor": "adafactor",
     "step-in-backward": "step-in-backward",
+    "lora": "lora:r=1",
     "freeze": "freeze:layers=1",
     "max-length": "max-length:tokens=8",
 }
@@ -62,12 +65,23 @@ def gradient_bytes(model: torch.nn.Module) -> int:
     return bytes_of(p.grad for p in model.parameters() if p.grad is not None)
 
 
+def dealt(parts: Parts, step: int) -> dict[str, torch.Tensor]:
+    """Two batches in turn, learnt by heart; where rows of like length shall meet, from the same rows."""
+    if not parts.pool:
+        return batch_of(parts, seed=step % 2)
+    both = [batch_of(parts, seed=seed) for seed in range(2)]
+    rows = {key: torch.cat([batch[key] for batch in both]) for key in both[0]}
+    order = Buckets(rows["attention_mask"].sum(dim=1).tolist(), ROWS, parts.pool).order(seed=step // 2)
+    chosen = order[ROWS * (step % 2) : ROWS * (step % 2 + 1)]
+    return {key: value[chosen] for key, value in rows.items()}
+
+
 def run(*words: str, **model: float) -> Outcome:
     """A few steps as the trainer does them, with the bytes of each kind."""
     parts = parts_of(*words, model=build("Bert", **model))
     optimizer, losses, activations, inputs = build_optimizer(parts), [], 0, 0
     for step in range(STEPS):
-        batch = batch_of(parts, seed=step % 2)  # two batches in turn, learnt by heart
+        batch = dealt(parts, step)
         inputs = bytes_of(batch.values())
         with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
             slices = weighed_slices(parts.model, batch, parts.slice_rows, sort=parts.layer_rows is not None)

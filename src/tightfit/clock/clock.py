@@ -16,7 +16,7 @@ from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Table
 from tightfit.strategy import Parts
 
 _AS_PLAYED: Mapping[Extent, int] = {(1, 1): 1}
-_ONLY_SLICE = 0
+_ONLY_SLICE = _FIRST_SECTIONS = 0
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,23 @@ class Clock:
 
     def pass_seconds(self, played: Played, parts: Parts, lengths: Lengths) -> float:
         """Forward and backward of a batch, the mean over all."""
-        batches = lengths.some()
+        dealt = lengths.dealt_to(parts)
+        batches = dealt.some()
         work = self._slices if played.for_all else self._pieces
-        return work(played, parts, batches) / len(batches.batches)
+        seconds = work(played, parts, batches, dealt) / len(batches.batches)
+        return seconds + self._trunk(played, parts, lengths) / lengths.per_epoch
 
-    def _slices(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+    def _trunk(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+        """A frozen trunk runs once; it is counted in the first epoch, the longest."""
+        if not parts.trunk or not played.for_all:
+            return 0.0
+        batches = Counter(lengths.trunk_batches(parts))
+        return sum(weight * self._read(table, batches) for weight, table in played.tables(_FIRST_SECTIONS))
+
+    def _slices(self, played: Played, parts: Parts, lengths: Lengths, _: Lengths) -> float:
         slices = lengths.slices(parts)
-        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in played.tables)
+        sections = 1 if parts.trunk else _FIRST_SECTIONS
+        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in played.tables(sections))
         return computed + (len(slices) - len(lengths.batches)) * self._adding_up(played)
 
     def _adding_up(self, played: Played) -> float:
@@ -42,11 +52,11 @@ class Clock:
             weight * self._read(work.in_section(ADDING_UP), _AS_PLAYED) for weight, work in played.performance.work
         )
 
-    def _pieces(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+    def _pieces(self, played: Played, parts: Parts, lengths: Lengths, dealt: Lengths) -> float:
         """What was played is the fullest batch; the others take as long as they have tokens."""
         tables = [(weight, work.in_section(_ONLY_SLICE)) for weight, work in played.performance.work]
         fullest = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
-        return fullest * lengths.tokens(parts) / lengths.fullest(parts).tokens(parts)
+        return fullest * lengths.tokens(parts) / dealt.fullest().tokens(parts)
 
     def update_seconds(self, played: Played, optimizer: str) -> float:
         """One step of the optimizer."""

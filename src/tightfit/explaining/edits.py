@@ -70,8 +70,7 @@ def _changes(now: Settings, device: Device) -> Iterator[tuple[str, Settings]]:
     if "adafactor" not in now.optim:
         yield 'optim="adafactor"', replace(now, optim="adafactor")
     if not (now.fp16 or now.bf16) and device.kind != "cpu":
-        kind = "bf16" if device.bf16 else "fp16"
-        yield f"{kind}=True", replace(now, **{kind: True})
+        yield ("bf16=True", replace(now, bf16=True)) if device.bf16 else ("fp16=True", replace(now, fp16=True))
 
 
 def _bill(settings: Settings, device: Device) -> Bill:

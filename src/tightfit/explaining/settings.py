@@ -66,8 +66,7 @@ class Settings:
         kinds = {field.name: type(getattr(Settings(), field.name)) for field in fields(Settings)}
         known = {name: value for name, value in content.items() if name in kinds}
         for name, value in known.items():
-            kind = str if name == "model" else kinds[name]
-            if not isinstance(value, kind) or (kind is int and (isinstance(value, bool) or value < 1)):
+            if not _is_right(value, str if name == "model" else kinds[name]):
                 raise BadInput(f"{name} is {value!r}, which is not what TrainingArguments takes: correct it.")
         return replace(self, **known)
 
@@ -77,6 +76,12 @@ class Settings:
         return (
             f"{self.model} with {self.per_device_train_batch_size}{slices} rows of {self.max_length} {words}".rstrip()
         )
+
+
+def _is_right(value: Any, kind: type) -> bool:
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, kind)
 
 
 def _from_script(path: Path, text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tightfit.budget import Budget
 from tightfit.job import Job
-from tightfit.planning.plan import Plan
+from tightfit.planning.plans import Plan
 
 
 def plan(

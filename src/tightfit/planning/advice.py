@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tightfit.planning.plan import Option
+from tightfit.planning.plans import Option
 from tightfit.recipe import Recipe
 from tightfit.units import format_bytes
 

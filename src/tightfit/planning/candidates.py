@@ -22,10 +22,12 @@ _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the bat
 def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
     """Recipes that leave the result equal or close to what it would be."""
     kernels = "attention" if attention else ""
-    for bits, optimizer in product(_bits(device), _OPTIMIZERS):
-        in_backward = _in_backward(device, batch) if optimizer or device.kind != "cpu" else ()
+    for bits, optimizer, order in product(_bits(device), _OPTIMIZERS, ("", "bucket")):
+        if order and not (optimizer or bits):
+            continue  # would be the only strategy that changes the result
+        in_backward = _in_backward(device, batch) if not order and (optimizer or device.kind != "cpu") else ()
         for words in (*_after_backward(batch), *in_backward):
-            recipe = _recipe((kernels, bits, optimizer, *words), wishes)
+            recipe = _recipe((kernels, bits, optimizer, order, *words), wishes)
             if recipe is not None:
                 yield recipe
 
@@ -40,10 +42,10 @@ def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool)
 
 
 def different(layers: int | None, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
-    """Recipes that train less: the new head alone, or the upper layers."""
+    """Recipes that train less: small matrices beside the weights, the upper layers, or the new head alone."""
     kernels = "attention" if attention else ""
     freezing = [f"freeze:layers={layers * share // 4}" for share in (2, 3)] if layers and layers >= 4 else []
-    for word in ("freeze", *freezing):
+    for word in ("lora", *freezing, "freeze"):
         for optimizer in ("", "adafactor"):
             recipe = _recipe((kernels, f"slice:size={-(-batch // 8)}", "checkpoint", optimizer, word), wishes)
             if recipe is not None:

@@ -15,7 +15,7 @@ from tightfit.budget import Budget
 from tightfit.errors import DoesNotFit
 from tightfit.job import Job
 from tightfit.planning import plan
-from tightfit.planning.plan import Plan
+from tightfit.planning.plans import Plan
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.checkpoint import Checkpoint
 from tightfit.strategies.freeze import Freeze

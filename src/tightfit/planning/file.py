@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightfit.errors import BadInput, suggest
 from tightfit.job import Job, job_values, line_of
-from tightfit.planning.plan import Plan
+from tightfit.planning.plans import Plan
 from tightfit.units import format_bytes
 
 VERSION = 1

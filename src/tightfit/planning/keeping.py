@@ -74,7 +74,8 @@ def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
         process.join()
     if isinstance(answer, BaseException):
         raise answer
-    return answer  # type: ignore[no-any-return]
+    kept: Kept = answer
+    return kept
 
 
 def _answer(pipe: Connection, work: Callable[[Planner], Kept], planner: Planner) -> None:

@@ -17,7 +17,7 @@ from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
 from tightfit.planning.advice import length_advice
 from tightfit.planning.candidates import candidates, different, last_resorts
-from tightfit.planning.plan import Option, Plan
+from tightfit.planning.plans import Option, Plan
 from tightfit.planning.reasons import reasons_for, refusals
 from tightfit.planning.ways_out import ways_out
 from tightfit.planning.wishes import Wishes
@@ -151,7 +151,7 @@ def _unlike(chosen: Option, others: list[Option]) -> list[Option]:
     best.pop(tuple(s.name for s in chosen.recipe.strategies), None)
     shown = list(best.values())[:_ALTERNATIVES]
     smallest = min(others, key=lambda option: option.peak, default=chosen)
-    return shown if smallest.peak >= min((o.peak for o in [chosen, *shown])) else [*shown, smallest]
+    return shown if smallest.peak >= min(o.peak for o in [chosen, *shown]) else [*shown, smallest]
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tightfit.device import Device
-from tightfit.planning.plan import Option
+from tightfit.planning.plans import Option
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.strategies import STRATEGIES

@@ -12,7 +12,7 @@ from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning import plan
 from tightfit.planning.file import changes, read_note, write_plan
-from tightfit.planning.plan import Plan
+from tightfit.planning.plans import Plan
 
 
 def run_plan(

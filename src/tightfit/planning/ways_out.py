@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tightfit.budget import Budget
-from tightfit.planning.plan import Option
+from tightfit.planning.plans import Option
 from tightfit.planning.wishes import Wishes
 from tightfit.strategy import Result
 from tightfit.units import format_bytes

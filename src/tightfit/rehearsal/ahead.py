@@ -48,5 +48,7 @@ def _play(recipe: Recipe) -> Played | None:
         played, _ = _rehearsal.played(recipe)
     except Exception:
         return None
-    parts: Any = replace(played.parts, model=None)  # type: ignore[arg-type]
+    if played.parts.base_stays:  # a trunk and an adapter hold the model, which cannot go from process to process
+        return None
+    parts: Any = replace(played.parts, model=None)
     return replace(played, performance=replace(played.performance, parts=parts))

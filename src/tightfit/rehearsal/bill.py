@@ -12,7 +12,7 @@ from tightfit.rehearsal.sizes import Extent
 from tightfit.rehearsal.timeline import KINDS, Timeline
 from tightfit.strategy import Kind
 
-MOMENTS = ("load", "forward", "backward", "step", "evaluate", "save", "load-best")
+MOMENTS = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
-from tightfit.data.order import batches_of
+from tightfit.data.order import Buckets, batches_of, rows_met
 from tightfit.job import Job
 from tightfit.pieces import cut_by_tokens
 from tightfit.rehearsal.sizes import Extent, Numbers
+from tightfit.shapes import with_data
 from tightfit.strategy import Parts
-
 
 _ENOUGH = 128  # batches
 
@@ -33,8 +34,13 @@ class Shapes:
     """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
     texts: tuple[int, ...] | None = None
     """How long the texts of the fullest batch are, for recipes that cut it by tokens."""
+    trunk: tuple[Extent, ...] = ()
+    """The largest batch that runs through a trunk whose outputs are kept."""
 
     def __str__(self) -> str:
+        if self.trunk:
+            rows, length = self.trunk[0]
+            return f"the largest batch that runs through the frozen part is {rows} × {length} tokens"
         rows, length = max(self.slices[0], self.first[0])
         return f"the largest slice is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
 
@@ -51,33 +57,45 @@ class Lengths:
     """How often the model is evaluated; after the first time an earlier one may turn out the best."""
     per_epoch: int = 1
     """How many batches an epoch has, also where a training ends before."""
+    job: Job | None = None
+    train: tuple[int, ...] = ()
+    """Of every row to train on, for recipes that deal them out otherwise."""
 
     @classmethod
     def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
         """The batches as the seed deals them out, from the lengths of all texts."""
-        lengths, size = np.array(train), min(job.batch_size, len(train))
-        rows = [np.sort(lengths[batch])[::-1] for batch in batches_of(job, len(lengths))]
-        padded = np.array([np.pad(row, (0, size - len(row))) for row in rows])
-        per_epoch = math.ceil(len(lengths) / job.batch_size)
-        return cls(padded, tuple(sorted(validation, reverse=True)), math.ceil(len(rows) / per_epoch), per_epoch)
+        dealt, per_epoch = _dealt(job, tuple(train), pool=0), math.ceil(len(train) / job.batch_size)
+        evaluations = math.ceil(len(dealt) / per_epoch)
+        return cls(dealt, tuple(sorted(validation, reverse=True)), evaluations, per_epoch, job, tuple(train))
 
     @classmethod
     def uniform(cls, rows: int, length: int) -> Lengths:
         """One batch of texts that are all as long as allowed."""
         return cls(np.full((1, rows), length), (length,) * rows)
 
+    def dealt_to(self, parts: Parts) -> Lengths:
+        """The batches as a recipe has them: cut, and dealt out its way."""
+        longest = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
+        return replace(self, batches=np.minimum(self._batches(parts), longest))
+
+    def trunk_batches(self, parts: Parts) -> list[Extent]:
+        """Rows and tokens of what goes through a frozen trunk, once for all epochs."""
+        lengths = sorted(self._cut(parts) or self.batches.ravel().tolist(), reverse=True)
+        starts = range(0, len(lengths), parts.trunk_rows)
+        return [(len(lengths[start : start + parts.trunk_rows]), max(1, lengths[start])) for start in starts]
+
     def some(self) -> Lengths:
         """As many batches as tell how long the usual one takes."""
         return replace(self, batches=self.batches[:: max(1, len(self.batches) // _ENOUGH)])
 
-    def fullest(self, parts: Parts) -> Lengths:
+    def fullest(self) -> Lengths:
         """Only the batch with the most tokens."""
-        fullest = np.minimum(self.batches, parts.max_length).sum(axis=1).argmax()
+        fullest = self.batches.sum(axis=1).argmax()
         return replace(self, batches=self.batches[fullest : fullest + 1])
 
     def slices(self, parts: Parts) -> list[Extent]:
         """Rows and tokens of every slice of all batches."""
-        cut, size = np.minimum(self.batches, parts.max_length), parts.slice_rows
+        cut, size = self.batches, parts.step_rows
         starts = range(0, cut.shape[1], size)
         slices = [(cut[:, start : start + size] > 0, cut[:, start]) for start in starts]
         return [
@@ -90,7 +108,7 @@ class Lengths:
     def tokens(self, parts: Parts) -> int:
         """How many tokens, padding included, go through a layer when batches are cut by tokens."""
         total = 0
-        for batch in np.minimum(self.batches, parts.max_length).tolist():
+        for batch in self.batches.tolist():
             texts = [length for length in batch if length]
             pieces = cut_by_tokens(texts, (parts.layer_rows or parts.slice_rows) * texts[0])
             total += sum((piece.end - piece.start) * piece.length for piece in pieces)
@@ -98,21 +116,58 @@ class Lengths:
 
     def worst(self, parts: Parts) -> Shapes:
         """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first."""
-        cut = np.minimum(self.batches, parts.max_length)
+        longest = 1 if parts.trunk else parts.max_length
+        cut = self.dealt_to(parts).batches
         later = cut[1:] if len(cut) > 1 else cut
-        starts = range(0, cut.shape[1], parts.slice_rows)[:2]
+        starts = range(0, cut.shape[1], parts.step_rows)[:2]
         rows = min(parts.evaluation_rows, len(self.validation))
-        ragged = [_ragged(later[:, start : start + parts.slice_rows]) for start in starts]
+        ragged = [_ragged(later[:, start : start + parts.step_rows]) for start in starts]
+        trunk = self._through_the_trunk(parts) if parts.trunk else ()
         fullest = cut[cut.sum(axis=1).argmax()]
         return Shapes(
             texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
-            slices=tuple(_largest(later[:, start : start + parts.slice_rows]) for start in starts),
-            evaluation=(rows, min(self.validation[0], parts.max_length)),
-            first=tuple(_largest(cut[:1, start : start + parts.slice_rows]) for start in starts),
+            slices=tuple(_largest(later[:, start : start + parts.step_rows]) for start in starts),
+            evaluation=(rows, min(self.validation[0], longest)),
+            first=tuple(_largest(cut[:1, start : start + parts.step_rows]) for start in starts),
             batch=int(cut[:, 0].argmax()) + 1,
             batches=len(self.batches),
-            padded=any(ragged) or self.validation[rows - 1] < min(self.validation[0], parts.max_length),
+            padded=trunk[-1] < trunk[0]
+            if trunk
+            else any(ragged) or self.validation[rows - 1] < min(self.validation[0], longest),
+            trunk=((len(trunk), trunk[0]),) if trunk else (),
         )
+
+    def _batches(self, parts: Parts) -> Numbers:
+        if not parts.pool or self.job is None:
+            return self.batches
+        with with_data():
+            return _dealt(self.job, self._cut(parts), parts.pool)
+
+    def _cut(self, parts: Parts) -> tuple[int, ...]:
+        return tuple(min(length, parts.max_length) for length in self.train)
+
+    def _through_the_trunk(self, parts: Parts) -> tuple[int, ...]:
+        """The lengths of the largest batch: training and validation rows go through one after the other, sorted."""
+        train = self.batches.ravel().tolist()
+        if self.job is not None:
+            with with_data():
+                met = rows_met(self.job, len(self.train), _buckets(self.job, self._cut(parts), parts.pool))
+            train = [self.train[row] for row in met]
+        batches = [sorted(lengths, reverse=True)[: parts.trunk_rows] for lengths in (train, self.validation)]
+        return tuple(min(length, parts.max_length) for length in max(batches, key=lambda b: len(b) * b[0]))
+
+
+@lru_cache(maxsize=8)
+def _dealt(job: Job, lengths: tuple[int, ...], pool: int) -> Numbers:
+    """A row for each batch, longest text first; 0 where the batch has fewer rows."""
+    size, array = min(job.batch_size, len(lengths)), np.array(lengths)
+    batches = batches_of(job, len(lengths), _buckets(job, lengths, pool))
+    rows = [np.sort(array[batch])[::-1] for batch in batches]
+    return np.array([np.pad(row, (0, size - len(row))) for row in rows])
+
+
+def _buckets(job: Job, lengths: tuple[int, ...], pool: int) -> Buckets | None:
+    return Buckets(lengths, job.batch_size, pool) if pool else None
 
 
 def _largest(slices: Numbers) -> Extent:

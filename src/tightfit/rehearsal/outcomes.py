@@ -55,7 +55,7 @@ class _Tensor:
             else:
                 body = torch.empty(0, dtype=self.dtype, device="meta")
                 body.set_(args[self.viewed].untyped_storage(), self.offset, self.shape, self.stride)
-            made: FakeTensor = torch.Tensor._make_subclass(  # type: ignore[assignment]
+            made: FakeTensor = torch.Tensor._make_subclass(
                 FakeTensor, body, False, dispatch_device=True, device_for_backend_keys=self.device
             )
         made.__dict__.update(self.attributes)

@@ -18,12 +18,12 @@ from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
 from tightfit.rehearsal.splice import splice
 from tightfit.rehearsal.stage import Extents, Performance
+from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.rehearsal.work import Table
 from tightfit.strategy import Parts
 
 _LONGEST_PLAYED = 128
-_PAIRS = ((0, 1), (2, 3))  # two slices, two batches of the evaluation
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Played:
         """The parts as shapes."""
         return self.performance.parts
 
-    @cached_property
-    def tables(self) -> list[tuple[int, Table]]:
-        """The work of a slice by its rows and tokens, and how often each counts."""
+    def tables(self, pair: int) -> list[tuple[int, Table]]:
+        """The work of two like sections by their rows and tokens, and how often each counts."""
         done = self.performance
-        return [(weight, work.per_extent(done.tape.sections, _PAIRS[0])) for weight, work in done.work]
+        sections = _pairs(done.tape)[pair]
+        return [(weight, work.per_extent(done.tape.sections, sections)) for weight, work in done.work]
 
 
 @dataclass
@@ -102,7 +102,8 @@ class Rehearsal:
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens, whatever they were played with."""
-        parts = replace(parts, slice_rows=self.company.job.batch_size, max_length=self.company.job.max_length)
+        job = self.company.job
+        parts = replace(parts, slice_rows=job.batch_size, max_length=job.max_length, pool=0)
         for strategy in recipe.strategies:
             if strategy.shapes_only:
                 parts = strategy.apply(parts)
@@ -113,7 +114,7 @@ class Rehearsal:
             return self._play_as_it_is(recipe)
         performance = self._spliced(recipe) or self.company.perform(recipe, self._two_of_each)
         try:
-            sizes = learn_sizes(performance.tape, _PAIRS)
+            sizes = learn_sizes(performance.tape, _pairs(performance.tape))
         except NotAlike:
             return self._play_as_it_is(recipe)
         played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
@@ -151,8 +152,9 @@ class Rehearsal:
     def _two_of_each(self, parts: Parts) -> Extents:
         """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
         longest = min(self.company.job.max_length, _LONGEST_PLAYED)
-        pair = ((6, longest), (4, max(1, longest * 3 // 4)))
-        return Extents(pair, pair, self._worst_shapes(parts).padded)
+        texts = ((6, longest), (4, max(1, longest * 3 // 4)))
+        pair = ((6, 1), (4, 1)) if parts.trunk else texts
+        return Extents(pair, pair, self._worst_shapes(parts).padded, trunk=texts if parts.trunk else ())
 
     def _worst_shapes(self, parts: Parts) -> Shapes:
         shapes = self.lengths.worst(parts)
@@ -160,7 +162,7 @@ class Rehearsal:
 
     def _worst(self, parts: Parts) -> Extents:
         shapes = self._worst_shapes(parts)
-        return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts)
+        return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts, shapes.trunk)
 
 
 def _as_it_is(recipe: Recipe) -> bool:
@@ -178,12 +180,18 @@ def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
     return padded, tuple(strategy.word for strategy in recipe.strategies if not strategy.shapes_only)
 
 
+def _pairs(tape: Tape) -> list[tuple[int, int]]:
+    """Two batches of the trunk, where it runs by itself, two slices, two batches of the evaluation."""
+    return [(first, first + 1) for first in range(0, len(tape.sections), 2)]
+
+
 def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
     """The rows and tokens of every section that was played."""
     if not played.for_all:
-        return [*shapes.slices, shapes.evaluation]
+        return [*shapes.trunk, *shapes.slices, shapes.evaluation]
     first, later = ([*slices, None][:2] for slices in (shapes.first, shapes.slices))
-    return [*first, shapes.evaluation, None, *later, None, None]
+    trunk, no_trunk = ([*shapes.trunk, None], [None, None]) if shapes.trunk else ([], [])
+    return [*trunk, *first, shapes.evaluation, None, *no_trunk, *later, None, None]
 
 
 @lru_cache(maxsize=4)

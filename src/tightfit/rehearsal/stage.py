@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -45,6 +46,8 @@ class Extents:
     """Whether there is something to mask; transformers drops a mask of ones, which takes less memory."""
     texts: Sequence[int] | None = None
     """How long each text of the slices is, for recipes that look."""
+    trunk: Sequence[Extent] = ()
+    """Of the batches that run through a trunk whose outputs are kept."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,16 @@ def play(
         extents = choose_extents(parts)
         _set_number_format(parts)
         take_workspaces(device, tape)
+        _keep_features(parts, extents, tracer)
         follow_gradients(parts.model.parameters(), tracer)  # before a recipe's own hooks use them up
         optimizer = build_optimizer(parts)
-        optimizer.step = tracer.optimizing()(optimizer.step)  # type: ignore[method-assign]
+        optimizer.step = tracer.optimizing()(optimizer.step)
         _train(parts, optimizer, extents, tracer)
         _evaluate(parts, extents, tracer)
+        sizes = parts.parameters, parts.trainable_parameters
         _save_and_load_best(parts, tape)
     work = ((1, tracer.work),)
-    return Performance(tape, parts, extents, parts.parameters, parts.trainable_parameters, work, work)
+    return Performance(tape, parts, extents, *sizes, work, work)
 
 
 def take_workspaces(device: Device, tape: Tape) -> None:
@@ -110,8 +115,29 @@ def _shapes() -> FakeTensorMode:
 def shapes_without_data(device: Device) -> Iterator[None]:
     """Tensors made inside take no memory, and torch's functions behave as on the device."""
     # Weights without data need no first values, and drawing them may look at data (ModernBERT's does).
-    with _shapes(), no_init_weights(), kernels_of(device):
+    moving = mock.patch.object(torch.nn.Module, "to", _moved)
+    with _shapes(), no_init_weights(), kernels_of(device), moving:
         yield
+
+
+_move = torch.nn.Module.to
+
+
+def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """A move that changes nothing is none: torch would exchange tensors without data, and cannot once they are used."""
+    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    if all(dtype in (None, p.dtype) for p in module.parameters() if p.is_floating_point()):
+        return module
+    return _move(module, *args, **kwargs)
+
+
+def _keep_features(parts: Parts, extents: Extents, tracer: Tracer) -> None:
+    """What is kept goes to a file, so nothing of it stays in memory."""
+    trunk = parts.trunk
+    for rows, length in extents.trunk if trunk else ():
+        with tracer.tape.section("features", rows, length), tracer.tape.moment("features"):
+            assert trunk is not None
+            trunk.features(_texts(parts, rows, length, extents.padded, tracer))
 
 
 def _train(parts: Parts, optimizer: torch.optim.Optimizer, extents: Extents, tracer: Tracer) -> None:
@@ -162,11 +188,13 @@ def _evaluate(parts: Parts, extents: Extents, tracer: Tracer) -> None:
 def _save_and_load_best(parts: Parts, tape: Tape) -> None:
     """Saving writes from the weights themselves; loading reads one tensor at a time, into this machine's memory."""
     tape.begin("save")
-    if parts.device.kind == "cuda":
-        return
-    with tape.moment("load-best"), torch.no_grad():
-        for weight in parts.model.state_dict().values():
-            weight.copy_(torch.empty_like(weight))
+    if parts.device.kind != "cuda":
+        with tape.moment("load-best"), torch.no_grad():
+            for weight in parts.model.state_dict().values():
+                weight.copy_(torch.empty_like(weight))
+    if parts.adapter:
+        with tape.moment("save"):
+            parts.adapter.take_out()
 
 
 def _slices(parts: Parts, extents: Extents, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
@@ -181,6 +209,14 @@ def _slices(parts: Parts, extents: Extents, tracer: Tracer) -> Iterator[tuple[fl
 
 
 def _batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
+    if parts.trunk is None:
+        return _texts(parts, rows, length, padded, tracer)
+    batch = parts.trunk.blank(rows) | {"labels": torch.ones(rows, dtype=torch.long)}
+    tracer.mark(batch.values(), Kind.INPUTS)
+    return batch
+
+
+def _texts(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
     ids = torch.ones((rows, length), dtype=torch.long)
     end = getattr(parts.model.config, "eos_token_id", None)
     ids[:, -1] = end if isinstance(end, int) else 1  # some heads read a text at its end token

@@ -8,7 +8,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from tightfit.planning.plan import Option, Plan
+from tightfit.planning.plans import Option, Plan
 from tightfit.strategy import Kind
 from tightfit.units import format_bytes, format_seconds
 

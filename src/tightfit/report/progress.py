@@ -31,6 +31,15 @@ class Progress(TrainerCallback):
             transient=True,
         )
 
+    def on_features(self, done: int, total: int) -> None:
+        """Rows that went through the frozen part of the model, before the training."""
+        if not self.bar.tasks:
+            self._line(f"running the frozen part once over {total:,} rows")
+            self.rows = self.bar.add_task("features", total=total, about="rows")
+            if self.console.is_terminal:
+                self.bar.start()
+        self.bar.update(self.rows, completed=done, visible=done < total)
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

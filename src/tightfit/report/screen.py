@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
-
     from tightfit.meter import Meter
+    from tightfit.report.progress import Progress
 
 
 class Screen:
@@ -32,7 +31,7 @@ class Screen:
             yield
 
     @contextlib.contextmanager
-    def progress(self, meter: Meter) -> Iterator[TrainerCallback]:
+    def progress(self, meter: Meter) -> Iterator[Progress]:
         """The training's progress bar; the terminal is given back whatever happens."""
         from tightfit.report.progress import Progress
 

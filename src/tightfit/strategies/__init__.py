@@ -6,8 +6,10 @@ from tightfit.strategies.adafactor import Adafactor
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.adamw_16bit import AdamW16Bit
 from tightfit.strategies.attention import Attention
+from tightfit.strategies.bucket import Bucket
 from tightfit.strategies.checkpoint import Checkpoint
 from tightfit.strategies.freeze import Freeze
+from tightfit.strategies.lora import Lora
 from tightfit.strategies.max_length import MaxLength
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.slice import Slice
@@ -21,10 +23,12 @@ _ALL: tuple[type[Strategy], ...] = (
     Slice,
     Checkpoint,
     SliceLayers,
+    Bucket,
     MixedPrecision,
     AdamW16Bit,
     Adafactor,
     StepInBackward,
+    Lora,
     Freeze,
     MaxLength,
 )

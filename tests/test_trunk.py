@@ -1,0 +1,144 @@
+"""A frozen trunk runs once over each text: the head hears what it would have heard, for every architecture."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heads import CONFIGS, build, gradients, make_batch
+
+from test_training import job_of, weights_of, without_dropout
+from tightfit import freeze, train
+from tightfit.data.kept import KeptRows
+from tightfit.errors import RecipeError
+from tightfit.trunk import FrozenTrunk, find_trunk
+
+VARIANTS = [(name, {}) for name in CONFIGS] + [("ModernBert", {"classifier_pooling": "mean"})]
+
+
+def frozen(architecture: str, **changes: Any) -> Any:
+    model = build(architecture, **changes)
+    freeze(model)
+    return model
+
+
+def trunk_of(model: Any) -> FrozenTrunk:
+    trunk = find_trunk(model)
+    assert trunk is not None
+    return trunk
+
+
+@pytest.mark.parametrize(("architecture", "changes"), VARIANTS)
+def test_the_head_learns_the_same_from_what_was_kept(architecture: str, changes: dict[str, str]) -> None:
+    """Also when it has changed since; of each text only one state is kept."""
+    model, batch = frozen(architecture, **changes), make_batch(6)
+    trunk = trunk_of(model)
+    features, _ = trunk.features(batch)
+    assert sum(v.numel() for name, v in features.items() if name.startswith("kept_")) == 6 * 32
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.train()(**features).loss.backward()
+    found = gradients(model)
+    trunk.step_aside()
+    model(**batch).loss.backward()
+    torch.testing.assert_close(found, gradients(model), rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_with_an_answer_for_each_token_is_left_alone() -> None:
+    model = build("Bert", "token")
+    freeze(model)
+    assert find_trunk(model) is None
+    model(**make_batch(4, "token")).loss.backward()
+
+
+def test_a_head_that_weighs_by_what_it_reads_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.roberta.modeling_roberta import RobertaClassificationHead
+
+    monkeypatch.setattr(RobertaClassificationHead, "forward", lambda head, states, **rest: states.amax(dim=1)[:, :3])
+    assert find_trunk(frozen("Roberta")) is None
+
+
+def test_an_answer_that_differs_is_refused() -> None:
+    trunk = trunk_of(frozen("Roberta"))
+    features, answer = trunk.features(make_batch(6))
+    trunk.refuse_other_answer(features, answer)
+    features["kept_last_hidden_state"][2] += 1
+    with pytest.raises(RecipeError, match="use freeze:cache=false"):
+        trunk.refuse_other_answer(features, answer)
+
+
+def test_the_head_keeps_its_dropout() -> None:
+    trunk = trunk_of(frozen("Bert", hidden_dropout_prob=0.5))
+    features, _ = trunk.features(make_batch(6))
+    trunk.model.train()
+    assert trunk.model(**features).loss != trunk.model(**features).loss
+
+
+def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
+    rows = KeptRows(9, tmp_path)
+    states, ids = torch.randn(4, 1, 5).to(torch.bfloat16), torch.arange(4)[:, None]
+    rows.write([7, 0, 3, 2], {"ids": ids, "states": states})
+    batch = rows.__getitems__([3, 7])
+    assert torch.equal(batch["states"], states[[2, 0]])
+    assert torch.equal(batch["ids"], ids[[2, 0]])
+    assert len(rows) == 9
+    assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+@pytest.mark.parametrize("use", [[], ["slice:size=3", "checkpoint"], ["adafactor", "step-in-backward"], ["bucket"]])
+def test_a_run_is_that_of_a_trunk_without_dropout(
+    tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]
+) -> None:
+    model = without_dropout(tiny_model, tmp_path / "model")
+    job = job_of(model, reviews, epochs=2, max_grad_norm=0)
+    kept = train(job, ["freeze", *use], out=tmp_path / "kept", device="cpu", quiet=True)
+    run = train(job, ["freeze:cache=false", *use], out=tmp_path / "run", device="cpu", quiet=True)
+    for name, weight in weights_of(tmp_path / "run").items():
+        torch.testing.assert_close(weights_of(tmp_path / "kept")[name], weight, rtol=1e-3, atol=1e-5)
+    assert kept.metrics["eval_loss"] == pytest.approx(run.metrics["eval_loss"], rel=1e-4)
+    assert kept.predicted.moments is not None
+    assert "features" in kept.measured.moments
+    assert "features" in kept.predicted.moments
+
+
+@pytest.mark.parametrize(("changes", "rows"), [({"epochs": 3}, 60), ({"max_steps": 2}, 16 + 6)])
+def test_each_text_goes_through_the_trunk_once(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, rows: int
+) -> None:
+    """And none that the training does not meet."""
+    from transformers.models.bert.modeling_bert import BertEncoder
+
+    seen: list[int] = []
+    forward = BertEncoder.forward
+
+    def watched(self: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if type(hidden) is torch.Tensor and len(hidden) != 2:  # those of a rehearsal, and the two that are tried out
+            seen.append(len(hidden))
+        return forward(self, hidden, *args, **kwargs)
+
+    monkeypatch.setattr(BertEncoder, "forward", watched)
+    run = train(job_of(tiny_model, reviews, **changes), ["freeze"], out=tmp_path / "run", device="cpu", quiet=True)
+    assert sum(seen) == rows
+    assert run.measured.epochs is not None
+    assert len(run.measured.epochs) == changes.get("epochs", 1)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews, epochs=2)
+    whole = train(job, ["freeze"], out=tmp_path / "whole", device="cpu", quiet=True)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    shutil.rmtree(tmp_path / "again" / f"checkpoint-{whole.steps}")
+    (tmp_path / "again" / "run.json").unlink()
+    train(job, ["freeze"], out=tmp_path / "again", device="cpu", quiet=True, resume=True)
+    expected = weights_of(tmp_path / "whole")
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights_of(tmp_path / "again").items())
+
+
+def test_mixed_precision_keeps_what_it_computes(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews)
+    run = train(job, ["freeze", "mixed-precision"], out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.steps == 7
