@@ -90,7 +90,7 @@ def _fingerprint(file: Path) -> str:
 
 
 def _sentence(path: Path, error: ValidationError) -> str:
-    item = error.errors()[0]
+    item = min(error.errors(), key=lambda item: item["type"] == "missing")  # a wrong name first: it explains the other
     key = str(item["loc"][0])
     if item["type"] == "extra_forbidden":
         known = suggest(key, PlanNote.model_fields)

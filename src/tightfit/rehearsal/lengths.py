@@ -123,7 +123,7 @@ class Lengths:
         rows = min(parts.evaluation_rows, len(self.validation))
         ragged = [_ragged(later[:, start : start + parts.step_rows]) for start in starts]
         trunk = self._through_the_trunk(parts) if parts.trunk else ()
-        fullest = cut[cut.sum(axis=1).argmax()]
+        fullest = later[later.sum(axis=1).argmax()]
         return Shapes(
             texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
             slices=tuple(_largest(later[:, start : start + parts.step_rows]) for start in starts),

@@ -1,0 +1,111 @@
+"""The clock: work that grows as data does, and rates that are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from plans import RATES, planner_of
+
+from tightfit.cards import CARDS
+from tightfit.clock import Clock, clock_for, measured
+from tightfit.clock.rates import Rates
+from tightfit.planning.planner import Planner
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.work import PASS, PRODUCT
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
+    return planner_of(tmp_path_factory.mktemp("model"))
+
+
+def products(planner: Planner, words: str) -> float:
+    """Floating-point operations of a slice of 4 texts of 32 tokens."""
+    played, _ = planner.rehearsal.played(Recipe.parse(words.split()))
+    return sum(
+        weight * amounts.sum()
+        for weight, table in played.tables(0)
+        for sort, amounts, _ in table.at([(4, 32)])
+        if sort == PRODUCT
+    )
+
+
+def test_products_are_counted_as_torch_counts_them(planner: Planner) -> None:
+    """And the fused attention of a CPU, which it leaves out: two products forward and five backward."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.from_pretrained(planner.rehearsal.company.job.model)
+    model = AutoModelForSequenceClassification.from_config(config).train()
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.ones(4, 32, dtype=torch.long), labels=torch.zeros(4, dtype=torch.long)).loss.backward()
+    attention = config.num_hidden_layers * 7 * 2 * 4 * 32 * 32 * config.hidden_size
+    assert products(planner, "") == pytest.approx(counter.get_total_flops() + attention, rel=0.01)
+
+
+def test_a_second_run_of_the_layers_is_a_third_more(planner: Planner) -> None:
+    assert products(planner, "checkpoint") / products(planner, "") == pytest.approx(4 / 3, rel=0.03)
+
+
+def test_tiles_stand_for_all_rows(planner: Planner) -> None:
+    """Attention in tiles computes its scores twice; all else is as it was."""
+    assert 1.0 <= products(planner, "attention") / products(planner, "") < 1.2
+
+
+def test_slices_cost_calls_and_save_padding(planner: Planner) -> None:
+    free, dear = (Clock(Rates(RATES.curves, call, RATES.optimizers)) for call in (0.0, 1e-3))
+    lengths, seconds = planner.rehearsal.lengths, {}
+    for words in ("", "slice:size=4", "slice:size=1"):
+        played, parts = planner.rehearsal.played(Recipe.parse(words.split()))
+        seconds[words] = [clock.pass_seconds(played, parts, lengths) for clock in (free, dear)]
+    assert seconds["slice:size=4"][0] < seconds[""][0]
+    assert seconds["slice:size=1"][1] > seconds["slice:size=4"][1] > seconds[""][1]
+
+
+def test_prices_follow_the_size_of_a_call() -> None:
+    rates = Rates({PASS: [(10.0, 2.0), (1000.0, 1.0)]}, 0.0, {})
+    seconds = rates.seconds(PASS, np.array([10.0, 100.0, 1000.0, 5000.0]), np.ones(4))
+    assert seconds == pytest.approx([20.0, 150.0, 1000.0, 5000.0])
+    overlapping = Rates({PASS: [(1.0, 1.0), (2.0, 1.0)]}, 3.0, {}, overlaps=True)
+    assert overlapping.seconds(PASS, np.array([1.0, 10.0]), np.ones(2)) == pytest.approx([3.0, 10.0])
+
+
+def test_a_faster_card_is_faster(tmp_path: Path) -> None:
+    seconds = []
+    for name in ("GTX 1650 4GB", "A100 40GB"):
+        planner = planner_of(tmp_path, CARDS[name])
+        played, parts = planner.rehearsal.played(Recipe())
+        clock = Clock(Rates(clock_for(CARDS[name]).rates.curves, 0.0, {}, overlaps=True))
+        seconds.append(clock.pass_seconds(played, parts, planner.rehearsal.lengths) + clock.update_seconds(played, ""))
+    assert seconds[0] > 5 * seconds[1]
+
+
+def test_rates_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls = []
+    monkeypatch.setattr(measured, "measure", lambda: calls.append(1) or RATES)
+    for _ in range(2):
+        measured.rates_of_this_machine.cache_clear()
+        assert measured.rates_of_this_machine().call == RATES.call
+    assert len(calls) == 1
+    file = tmp_path / "tightfit" / "rates.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"machine": {"model": "another"}}))
+    measured.rates_of_this_machine.cache_clear()
+    measured.rates_of_this_machine()
+    file.write_text("{ torn")
+    measured.rates_of_this_machine.cache_clear()
+    measured.rates_of_this_machine()
+    assert len(calls) == 3
+    measured.rates_of_this_machine.cache_clear()
+
+
+def test_measured_rates_are_plausible() -> None:
+    rates = measured.measure()
+    assert 1e-7 < rates.call < 1e-2
+    assert all(price > 0 for curve in rates.curves.values() for _, price in curve)
+    assert set(rates.optimizers) == {"adamw", "adamw-16bit", "adafactor"}

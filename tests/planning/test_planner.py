@@ -1,0 +1,161 @@
+"""Plans: the gentlest and then the fastest of what fits, and a way out where nothing does."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from plans import budget, planner_of
+
+from tightfit.cards import CARDS
+from tightfit.errors import BadInput, DoesNotFit, RecipeError
+from tightfit.planning.planner import Planner
+from tightfit.planning.wishes import Wishes
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.accuracy import WANDERS
+from tightfit.strategy import Result
+
+ANY = Wishes()
+SLACK = WANDERS["cpu"]
+ORDER = list(Result)
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
+    return planner_of(tmp_path_factory.mktemp("model"))
+
+
+def smallest(planner: Planner) -> int:
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(1), ANY)
+    return error.value.plan.chosen.at_most
+
+
+def test_with_room_for_all_the_result_stays_the_same(planner: Planner) -> None:
+    plan = planner.plan(budget(1 << 40), ANY)
+    assert plan.fits
+    assert plan.chosen.result is Result.SAME
+    known = [option for option in planner._known.values() if option and option.result is Result.SAME]
+    assert plan.chosen.seconds_per_step == min(option.seconds_per_step for option in known)
+
+
+def test_nothing_that_fits_is_gentler_or_as_gentle_and_faster(planner: Planner) -> None:
+    least, plain = smallest(planner), planner.option(Recipe())
+    assert plain is not None
+    for share in (0.0, 0.2, 0.5, 0.8, 1.0):
+        size = int(least + share * (plain.at_most - least))
+        plan = planner.plan(budget(size), ANY)
+        rank = ORDER.index(plan.chosen.result), plan.chosen.seconds_per_step
+        fitting = [o for o in planner._known.values() if o and o.at_most <= size and o.result is not Result.DIFFERENT]
+        assert plan.chosen.at_most <= size
+        assert rank == min((ORDER.index(o.result), o.seconds_per_step) for o in fitting)
+        assert all(option.at_most <= size for option in plan.alternatives)
+
+
+def test_less_memory_never_means_a_gentler_or_faster_recipe(planner: Planner) -> None:
+    least = smallest(planner)
+    plans = [planner.plan(budget(least * times // 4), ANY).chosen for times in (4, 5, 6, 8, 12, 40)]
+    ranks = [(ORDER.index(option.result), option.seconds_per_step) for option in plans]
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def test_where_nothing_fits_the_closest_plan_says_what_would(planner: Planner) -> None:
+    least = smallest(planner)
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(least - SLACK), ANY)
+    plan = error.value.plan
+    assert not plan.fits
+    assert plan.chosen.at_most == least
+    assert "--budget" in plan.ways_out[0]
+    needed = int(plan.ways_out[0].split()[1].removesuffix("MB:")) << 20
+    assert planner.plan(budget(needed), ANY).fits
+    assert error.value.exit_code == 1
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_different_is_taken_only_where_it_is_allowed(planner: Planner) -> None:
+    least = smallest(planner)
+    changed = [o for o in planner._known.values() if o and o.result is Result.DIFFERENT]
+    size = min(option.at_most for option in changed)
+    assert size < least, "else there is nothing to allow"
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(size), ANY)
+    assert any("--allow different" in way for way in error.value.plan.ways_out)
+    plan = planner.plan(budget(size), Wishes.of(allow="different"))
+    assert plan.fits
+    assert plan.chosen.result is Result.DIFFERENT
+
+
+def test_pinned_strategies_are_in_every_option_and_avoided_ones_in_none(planner: Planner) -> None:
+    plan = planner.plan(budget(1 << 40), Wishes.of(use=["slice:size=4", "adafactor"], avoid=["attention"]))
+    for option in (plan.chosen, *plan.alternatives):
+        names = {strategy.name for strategy in option.recipe.strategies}
+        assert {"slice:size=4", "adafactor"} <= set(option.recipe.words)
+        assert "attention" not in names
+        assert not names & {"adamw", "adamw-16bit", "step-in-backward"}
+
+
+def test_only_same_may_be_asked_for(planner: Planner) -> None:
+    plan = planner.plan(budget(1 << 40), Wishes.of(allow="same"))
+    assert {option.result for option in (plan.chosen, *plan.alternatives)} == {Result.SAME}
+    closest = smallest(planner)
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(closest), Wishes.of(allow="same"))
+    assert error.value.plan.chosen.result is Result.SAME
+
+
+def test_wishes_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(RecipeError, match="both to be used and to be avoided"):
+        Wishes.of(use=["checkpoint"], avoid=["checkpoint"])
+    with pytest.raises(RecipeError, match="did you mean 'checkpoint'"):
+        Wishes.of(avoid=["chekpoint"])
+    with pytest.raises(BadInput, match="did you mean 'different'"):
+        Wishes.of(allow="diferent")
+
+
+def test_a_plan_says_why_in_one_line_a_strategy(planner: Planner) -> None:
+    plan = planner.plan(budget(smallest(planner)), ANY)
+    assert [reason.partition(":")[0] for reason in plan.reasons] == [s.name for s in plan.recipe.strategies]
+    assert "lora" in " ".join(plan.refused)
+    told = plan.to_json()
+    assert {"fits", "budget_bytes", "peak_bytes", "seconds_per_epoch", "recipe", "result"} <= set(told)
+    assert {"reasons", "alternatives", "refused"} <= set(told)
+    assert plan.chosen.title in str(plan)
+    assert plan.chosen.title in plan._repr_html_()
+    assert "<script" not in plan._repr_html_()
+
+
+def test_a_model_that_attention_cannot_change_is_planned_without(tmp_path: Path) -> None:
+    planner = planner_of(tmp_path, architecture="Mpnet" if "Mpnet" in _names() else "MPNet")
+    plan = planner.plan(budget(1 << 40), ANY)
+    assert "attention" not in plan.recipe.words
+    assert any("finds no attention" in reason for reason in plan.refused)
+
+
+def test_for_a_card_sixteen_bits_are_looked_at(tmp_path: Path) -> None:
+    card = CARDS["T4 16GB"]
+    planner = planner_of(tmp_path, card)
+    plan = planner.plan(budget(1 << 40, card), Wishes.of(use=["adafactor"]))
+    assert "attention" not in plan.recipe.words
+    seen = {s.name for o in planner._known.values() if o for s in o.recipe.strategies}
+    assert "mixed-precision" in seen
+
+
+def test_a_second_look_plays_nothing(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner.plan(budget(1 << 40), ANY)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("played again")
+
+    monkeypatch.setattr(type(planner.rehearsal), "_play", refuse)
+    assert planner.plan(budget(1 << 39), ANY).fits
+    assert planner.plan(budget(smallest(planner)), ANY).fits
+
+
+def _names() -> list[str]:
+    from heads import CONFIGS
+
+    return list(CONFIGS)
+
+

@@ -1,0 +1,42 @@
+"""A small job to plan for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from heads import small_config
+from parts import CPU
+
+from tightfit import Job
+from tightfit.budget import Budget
+from tightfit.clock import Clock, Rates
+from tightfit.data.labels import Labels
+from tightfit.device import Device
+from tightfit.planning.planner import Planner
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.performing import Company
+from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.rehearsal.work import NARROW, PASS, PRODUCT
+
+OVERHEAD = 1 << 20
+RATES = Rates(
+    {PASS: [(1.0, 1e-10), (2.0, 1e-10)], PRODUCT: [(1.0, 1e-11), (2.0, 1e-11)], NARROW: [(1.0, 5e-12), (2.0, 5e-12)]},
+    call=1e-6,
+    optimizers={"adamw": 1e-9, "adamw-16bit": 7e-9, "adafactor": 3e-9},
+)
+
+
+def planner_of(folder: Path, device: Device = CPU, architecture: str = "Bert", layers: int = 6) -> Planner:
+    """On texts of many lengths, with rates that are nobody's."""
+    small_config(architecture, layers).save_pretrained(folder)
+    job = Job(model=str(folder), data="none", batch_size=16, max_length=48, random_weights=True)
+    tokenizer: Any = SimpleNamespace(pad_token_id=0)
+    lengths = Lengths.of(job, [3 + 7 * row % 46 for row in range(160)], [5 + row for row in range(30)])
+    company = Company(job, device, Labels(("a", "b")), tokenizer)
+    return Planner(Rehearsal(company, lengths, always_padded=True, overhead=OVERHEAD), Clock(RATES))
+
+
+def budget(size: int, device: Device = CPU) -> Budget:
+    return Budget(size, device)

@@ -1,0 +1,47 @@
+"""A pass and an optimizer played apart take what they take together, and plays on other cores what they take here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from heads import small_config
+from test_stage import LABELS, TOKENIZER, job_of
+
+from tightfit.cards import CARDS
+from tightfit.device import Device
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.ahead import play_ahead
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.performing import Company
+from tightfit.rehearsal.rehearsal import Rehearsal
+
+CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
+LENGTHS = Lengths.uniform(8, 24)
+
+
+def rehearsal(folder: Path, device: Device = CPU) -> Rehearsal:
+    small_config("Bert", 6).save_pretrained(folder)
+    return Rehearsal(Company(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, always_padded=True, overhead=0)
+
+
+@pytest.mark.parametrize("device", [CPU, CARDS["T4 16GB"]], ids=lambda device: device.title)
+@pytest.mark.parametrize("words", ["checkpoint adafactor", "checkpoint:every=2 adamw-16bit", "slice:size=2 adafactor"])
+def test_spliced_bills_are_those_of_whole_plays(
+    tmp_path: Path, device: Device, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe.parse(words.split())
+    spliced = rehearsal(tmp_path, device).bill(recipe)
+    monkeypatch.setattr(Rehearsal, "_spliced", lambda *_: None)
+    assert spliced.moments == rehearsal(tmp_path, device).bill(recipe).moments
+
+
+def test_plays_on_other_cores_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = [Recipe.parse(words.split()) for words in ("", "checkpoint", "adafactor", "slice-layers:size=2")]
+    elsewhere, here = rehearsal(tmp_path), rehearsal(tmp_path)
+    play_ahead(elsewhere, recipes)
+    bills = [here.bill(recipe).moments for recipe in recipes]
+    if elsewhere.unplayed(recipes):
+        pytest.skip("there is one core, or no fork")
+    monkeypatch.setattr(Rehearsal, "_play", lambda *_: pytest.fail("played again"))
+    assert [elsewhere.bill(recipe).moments for recipe in recipes] == bills
