@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow check format docs bench bench-frozen bench-ladder bench-memory bench-padding bench-published bench-quality bench-step clean
+.PHONY: demo test test-slow check format docs bench bench-answers bench-frozen bench-ladder bench-memory bench-padding bench-promise bench-published bench-quality bench-regret bench-step clean
 
 demo: $(VENV)/installed
 	$(BIN)/tightfit demo
@@ -27,7 +27,7 @@ docs: $(VENV)/installed
 	$(BIN)/python scripts/docs.py
 
 # Benchmarks write what they measure to records/. They read ../shared and are no tests.
-bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding
+bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding bench-answers bench-promise bench-regret
 
 bench-step: $(VENV)/installed
 	$(BIN)/python bench/step.py
@@ -43,6 +43,15 @@ bench-memory: $(VENV)/installed
 
 bench-padding: $(VENV)/installed
 	$(BIN)/python bench/padding.py
+
+bench-promise: $(VENV)/installed
+	$(BIN)/python bench/promise.py
+
+bench-regret: $(VENV)/installed
+	$(BIN)/python bench/regret.py
+
+bench-answers: $(VENV)/installed
+	$(BIN)/python bench/answers.py
 
 bench-published: $(VENV)/installed
 	$(BIN)/python bench/published.py

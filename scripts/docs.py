@@ -28,6 +28,14 @@ HEADINGS = {
         "en": ("", "F1 of seeds 1, 2, …"),
         "zh": ("", "种子 1、2……的 F1"),
     },
+    "answers": {
+        "en": ("device", "budget", "the plain way", "the plan", "peak", "an epoch", "result"),
+        "zh": ("设备", "预算", "普通做法", "方案", "峰值", "每轮用时", "对结果的影响"),
+    },
+    "promise": {
+        "en": ("model", "runs", "died", "budgets", "measured peak / budget", "measured / foretold"),
+        "zh": ("模型", "次数", "中断", "预算", "实测峰值 / 预算", "实测 / 预测"),
+    },
     "ladder": {
         "en": ("", "whole process", "foretold", "time of a step"),
         "zh": ("", "整个进程", "预测", "每步用时"),
@@ -115,6 +123,44 @@ def filled(text: str, language: str) -> str:
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text = pattern.sub(lambda found, make=make: found[1] + make(language) + found[2], text)
     return text
+
+
+def answers(language: str) -> str:
+    """BERT-Large in 4 GB."""
+    from tightfit.units import format_seconds
+
+    rows = [
+        (
+            answer["device"],
+            gib(answer["budget_bytes"]),
+            f"{gib(answer['plain']['peak_bytes'])}, {format_seconds(answer['plain']['seconds_per_epoch'])}",
+            f"`{' '.join(answer['recipe'])}`",
+            gib(answer["peak_bytes"]),
+            format_seconds(answer["seconds_per_epoch"]),
+            f"`{answer['result']}`",
+        )
+        for answer in json.loads((RECORDS / "answers.json").read_text("utf-8")).values()
+    ]
+    return table(HEADINGS["answers"][language], rows)
+
+
+def promise(language: str) -> str:
+    """Runs under a hard limit, by model."""
+    runs = json.loads((RECORDS / "promise.json").read_text("utf-8"))["runs"]
+    rows = []
+    for model in dict.fromkeys(name.partition(" ")[0] for name in runs):
+        chosen = {name: run for name, run in runs.items() if name.partition(" ")[0] == model}
+        done = [run for run in chosen.values() if run["exit"] == 0]
+        used = [run["peak_bytes"] / run["budget_bytes"] for run in done]
+        ratios = [run["peak_bytes"] / run["foretold_bytes"] for run in done]
+        budgets = ", ".join(name.partition(" ")[2] for name in chosen)
+        spread = f"{min(used):.2f} – {max(used):.2f}", f"{min(ratios):.3f} – {max(ratios):.3f}"
+        rows.append((model, str(len(chosen)), str(len(chosen) - len(done)), budgets, *spread))
+    return table(HEADINGS["promise"][language], rows)
+
+
+def gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
 def strategies(language: str) -> str:
@@ -255,6 +301,8 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 BLOCKS = {
     "strategies": strategies,
     "tree": tree,
+    "answers": answers,
+    "promise": promise,
     "quality": quality,
     "ladder": ladder,
     "frozen": frozen,
