@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plans import RATES, planner_of
 
+from plans import RATES, planner_of
 from tightfit.cards import CARDS
 from tightfit.clock import Clock, clock_for, measured
 from tightfit.clock.rates import Rates

@@ -84,7 +84,9 @@ def test_a_script_is_read_and_its_edits_are_rehearsed(tmp_path: Path) -> None:
 
 def test_arguments_as_json(tmp_path: Path) -> None:
     file = tmp_path / "args.json"
-    file.write_text('{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "optim": "adafactor", "x": 1}')
+    file.write_text(
+        '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "optim": "adafactor", "x": 1}'
+    )
     assert Settings.read(file).recipe().words == ["slice:size=4", "adafactor"]
     assert Settings.read(file).batch == 32
 

@@ -6,8 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
-from plans import budget, planner_of
 
+from plans import budget, planner_of
 from tightfit.cards import CARDS
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.planning.planner import Planner
@@ -157,5 +157,3 @@ def _names() -> list[str]:
     from heads import CONFIGS
 
     return list(CONFIGS)
-
-

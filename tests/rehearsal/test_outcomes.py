@@ -21,8 +21,8 @@ CASES: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {
     "in place": lambda: (_aten.add_.Tensor, (torch.ones(3), torch.ones(3)), {}),
     "into another": lambda: (_aten.mul.out, (torch.ones(3), torch.ones(3)), {"out": torch.empty(3)}),
     "another type": lambda: (_aten._to_copy.default, (torch.ones(3),), {"dtype": torch.bfloat16}),
-    "from nothing": lambda: (_aten.full.default, ([2, 3], 1.5), {"dtype": torch.float64, "device": torch.device("cpu")}),
-}  # fmt: skip
+    "from nothing": lambda: (_aten.full.default, ([2, 3], 1.5), {"dtype": torch.float64, "layout": torch.strided}),
+}
 
 
 def about(tensor: torch.Tensor) -> tuple[object, ...]:
