@@ -53,7 +53,7 @@ def test_an_older_message_with_scattered_memory_gets_a_hint() -> None:
         "CUDA error: out of memory",
         "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
         "MemoryError",
-        "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes",
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes",
     ],
 )
 def test_other_ways_to_say_it(text: str) -> None:
