@@ -12,6 +12,7 @@ from tightfit.strategy import Parts
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -25,6 +26,15 @@ def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int) -> None:
             f"The run needs {format_bytes(needed)} of disk for its checkpoints and {format_bytes(free)} are free "
             f"under '{folder}': free some, or put --out on another disk."
         )
+
+
+def checkpoint_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """What a checkpoint takes now: the weights and what the optimizer remembers."""
+    import torch
+
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    return weights + sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
 
 
 def optimizer_bytes(parts: Parts) -> int:

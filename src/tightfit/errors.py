@@ -6,8 +6,11 @@ TightfitError            exit code
 │   ├── ModelError               the model: folder, config, tokenizer, weights
 │   ├── RecipeError              a strategy, its settings, or two that clash
 │   └── OutputError              the run folder or the disk under it
-└── RunFailed                1   a run that had started could not end
-    └── LossNotFinite            the loss became NaN or infinite
+├── RunFailed                1   a run that had started could not end
+│   ├── LossNotFinite            the loss became NaN or infinite
+│   ├── OutOfMemory              memory ran out and nothing is left to make smaller
+│   └── SaveFailed               a checkpoint or the model could not be written
+└── Stopped              130, 143   Ctrl-C or SIGTERM: a checkpoint was written first
 """
 
 from __future__ import annotations
@@ -50,6 +53,22 @@ class RunFailed(TightfitError):
 
 class LossNotFinite(RunFailed):
     """The loss became NaN or infinite."""
+
+
+class OutOfMemory(RunFailed):
+    """Memory ran out and nothing is left to make smaller."""
+
+
+class SaveFailed(RunFailed):
+    """A checkpoint or the model could not be written."""
+
+
+class Stopped(TightfitError):
+    """Ctrl-C or SIGTERM: a checkpoint was written first."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

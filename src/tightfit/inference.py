@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightfit.data.labels import Labels
+from tightfit.data.limits import RowLimits
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.sources import find_sources
 from tightfit.data.split import held_out_rows
@@ -21,6 +22,8 @@ from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tightfit.data.slices import Batch
 
     Array = np.ndarray[Any, Any]
 
@@ -135,16 +138,28 @@ def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokeniz
     import torch
     from transformers import DataCollatorWithPadding
 
+    from tightfit.recovery import run_in_pieces
+
     collate = DataCollatorWithPadding(tokenizer)
     order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
     out = np.empty((len(tokens), model.config.num_labels), dtype=np.float32)
     inputs = tokens.dataset.remove_columns([c for c in ("labels",) if c in tokens.dataset.column_names])
+    limits = RowLimits(ROWS_AT_ONCE)
+
+    def answer(batch: Batch) -> Array:
+        on_device = {name: value.to(model.device) for name, value in batch.items()}
+        return model(**on_device).logits.float().cpu().numpy()
+
     with torch.inference_mode():
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
-            batch = collate([inputs[row] for row in rows]).to(model.device)
-            out[rows] = model(**batch).logits.float().cpu().numpy()
+            batch = dict(collate([inputs[row] for row in rows]))
+            out[rows] = np.concatenate(run_in_pieces(answer, batch, limits, _say_nothing))
     return out
+
+
+def _say_nothing(line: str) -> None:
+    """Fewer rows at once change nothing that a user would see."""
 
 
 def _loss(logits: Array, truth: Array) -> float:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightfit.errors import BadInput, suggest
+from tightfit.whole import write_whole
 
 
 class Job(BaseModel):
@@ -102,7 +103,7 @@ def write_job_file(path: Path, job: Job, use: list[str]) -> None:
     """Write the YAML file that `tightfit train FILE` runs again."""
     settings = job.model_dump(exclude_none=True)
     content = {name.replace("_", "-"): value for name, value in settings.items()}
-    path.write_text(yaml.safe_dump({**content, "use": use}, sort_keys=False, allow_unicode=True), "utf-8")
+    write_whole(path, yaml.safe_dump({**content, "use": use}, sort_keys=False, allow_unicode=True))
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:

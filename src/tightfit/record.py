@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tightfit.errors import BadInput
 from tightfit.job import Job
+from tightfit.whole import write_whole
 
 FILE = "run.json"
 _PACKAGES = ("tightfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -81,9 +82,7 @@ class Run(_Value):
 
     def save(self) -> None:
         """Write run.json into the run folder, whole or not at all."""
-        aside = Path(self.folder) / f"{FILE}.part"
-        aside.write_text(self.to_json(), "utf-8")
-        aside.replace(Path(self.folder) / FILE)
+        write_whole(Path(self.folder) / FILE, self.to_json())
 
     def to_json(self) -> str:
         """One JSON object, readable by eye; what is no number is null."""

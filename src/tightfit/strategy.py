@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import PydanticUndefined
 
+from tightfit.data.limits import RowLimits
 from tightfit.device import Device
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Parts:
     """Rows that go through the model at once."""
     layer_rows: int | None = None
     """Rows that go through one layer at once, where that is fewer than go through the model."""
+    layer_limits: RowLimits | None = None
+    """The same, for a run to make smaller when memory runs out."""
     step_in_backward: bool = False
     """Whether each parameter is stepped when its gradient arrives."""
     precision: Precision = Precision.FP32

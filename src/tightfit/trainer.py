@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -12,12 +13,25 @@ import torch
 import transformers
 from safetensors import safe_open
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_pt_utils import nested_concat
 
 from tightfit.assembly import build_optimizer
-from tightfit.errors import LossNotFinite
+from tightfit.checkpoints import (
+    checkpoint_to_write,
+    keep_checkpoints,
+    newest_checkpoint,
+    newest_whole_checkpoint,
+    read_about,
+    write_about,
+)
+from tightfit.disk import checkpoint_bytes
+from tightfit.errors import LossNotFinite, OutOfMemory
 from tightfit.job import Job
 from tightfit.meter import BETWEEN, Meter
-from tightfit.step import run_slices, weighed_slices
+from tightfit.oom import free_memory
+from tightfit.preflight import Worst, fly
+from tightfit.recovery import HalfDone, Recovery, Say
+from tightfit.step import label_counts, run_slices, weighed_slices
 from tightfit.strategy import Parts, Precision
 
 if TYPE_CHECKING:
@@ -28,32 +42,88 @@ SAVED_CHECKPOINTS = 2  # the best and the last
 
 
 class Trainer(transformers.Trainer):
-    """The step, the optimizer, the best weights and the meter are ours; everything else is transformers'."""
+    """The step, the optimizer, the checkpoints and the meter are ours; everything else is transformers'."""
 
-    def __init__(self, *, parts: Parts, meter: Meter, **kwargs: Any) -> None:
+    def __init__(
+        self, *, parts: Parts, meter: Meter, say: Say = lambda line: None, worst: Worst | None = None, **kwargs: Any
+    ) -> None:
         self.optimizer: torch.optim.Optimizer | None
         super().__init__(model=parts.model, **kwargs)
-        self.parts, self.meter = parts, meter
+        self.parts, self.meter, self.say = parts, meter, say
+        self.recovery = Recovery(parts, say)
+        self.worst = worst
+        """What to fly before the first step; None flies nothing."""
+        self.preflight_seconds = 0.0
+        self._resumed: Path | None = None
         self.remove_callback(PrinterCallback)
-        self.add_callback(_StepMoment(meter))
+        self.add_callback(_Moments(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """To the end. A step that was left half done is taken back by going on from the last checkpoint."""
+        while True:
+            try:
+                return super().train(resume_from_checkpoint, **kwargs)
+            except HalfDone:
+                at = self.state.global_step
+            free_memory()
+            checkpoint, _ = newest_whole_checkpoint(Path(self.args.output_dir))
+            if checkpoint is None:
+                raise OutOfMemory(f"Memory ran out within step {at + 1}, and there is no checkpoint to go back to.")
+            self.say(f"out of memory within step {at + 1}, which was half done: going back to {checkpoint.name}")
+            resume_from_checkpoint = str(checkpoint)
 
     def training_step(
         self, model: torch.nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """The whole effective batch in slices; Trainer's own count of items plays no part."""
         model.train()
-        slices = weighed_slices(
-            self.model, self._prepare_inputs(inputs), self.parts.slice_rows, sort=self.parts.layer_rows is not None
+        loss = self.recovery.train(
+            lambda: self._run_batch(model, inputs), self._own_optimizer(), self.state.global_step
         )
-        loss = run_slices(model, slices, self.accelerator.backward, self.meter.moment)
         self._refuse_non_finite("loss", float(loss))
         return loss
+
+    def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
+        batch, layered = self._prepare_inputs(inputs), self.parts.layer_rows is not None
+        slices = weighed_slices(self.model, batch, self.recovery.slices, sort=layered)
+        return run_slices(model, self.recovery.watched(slices), self.accelerator.backward, self.meter.moment)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer of the recipe, built as the rehearsal builds it."""
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.parts)
+            if not self.parts.step_in_backward:
+                self._make_step_safe(self.optimizer)
         return self.optimizer
+
+    def _make_step_safe(self, optimizer: torch.optim.Optimizer) -> None:
+        take = optimizer.step
+
+        def step(closure: Any = None) -> Any:
+            return self.recovery.step(lambda: take(closure), optimizer, self.state.global_step)
+
+        optimizer.step = step
+
+    def _own_optimizer(self) -> torch.optim.Optimizer:
+        """The recipe's, without accelerate around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        """A batch of the evaluation, in as many pieces as memory asks for."""
+        predict = super().prediction_step
+        answers = self.recovery.evaluate(
+            lambda piece: predict(model, piece, prediction_loss_only, ignore_keys=ignore_keys), dict(inputs)
+        )
+        return answers[0] if len(answers) == 1 else self._joined(answers)
+
+    def _joined(self, answers: list[Any]) -> Any:
+        """The answers of the pieces as those of one batch; its loss is the mean over all labels."""
+        losses, logits, labels = zip(*answers, strict=True)
+        counts = [sum(label_counts(self.model, each)) for each in labels]
+        loss = sum(loss * (count / sum(counts)) for loss, count in zip(losses, counts, strict=True))
+        return loss, functools.reduce(nested_concat, logits), functools.reduce(nested_concat, labels)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with self.meter.moment("evaluate"):
@@ -89,8 +159,87 @@ class Trainer(transformers.Trainer):
         return super()._finalize_training(*args, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        with self.meter.moment("save"):
-            super()._save_checkpoint(model, trial)
+        """Everything that going on needs, whole or not at all."""
+        folder, step = Path(self.args.output_dir), self.state.global_step
+        self.store_flos()
+        with (
+            self.meter.moment("save"),
+            checkpoint_to_write(folder, step, checkpoint_bytes(self.model, self._own_optimizer())) as aside,
+        ):
+            self.save_model(str(aside), _internal_call=True)
+            self._save_optimizer_and_scheduler(str(aside))
+            self._save_scaler(str(aside))
+            self._save_rng_state(str(aside))
+            self.state.save_to_json(str(aside / "trainer_state.json"))
+            write_about(aside, {"learned": self.recovery.table(), "losses": self._losses()})
+        best = folder / f"checkpoint-{self.state.best_global_step}"
+        self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        keep_checkpoints(folder, SAVED_CHECKPOINTS, best)
+
+    def _losses(self) -> dict[str, float]:
+        """The losses since the last line of the log, and those before; transformers would begin them anew."""
+        since_logged = {"since_logged": float(self._tr_loss), "logged_at": self._globalstep_last_logged}
+        return {**since_logged, "before": self._total_loss_scalar}
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Tensor by tensor, and with it what was learned about memory."""
+        if not copy_weights(Path(resume_from_checkpoint) / "model.safetensors", self.model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.recovery.learn(read_about(Path(resume_from_checkpoint)).get("learned", {}))
+        self._resumed = Path(resume_from_checkpoint)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """transformers would take one more step when it goes on from a checkpoint of the last one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def begin(self) -> None:
+        """Everything is ready for the first step, or for going on."""
+        self.meter.begin(BETWEEN)
+        if self._resumed is not None:
+            losses = read_about(self._resumed)["losses"]
+            self._tr_loss += losses["since_logged"]
+            self._globalstep_last_logged, self._total_loss_scalar = losses["logged_at"], losses["before"]
+            self._initial_global_step = 0
+            return
+        self._save_checkpoint(self.model, None)  # the beginning, to go back to until there is another
+        if self.worst is not None:
+            self.preflight_seconds = fly(self, self.worst)
+
+    def try_step(self, rows: list[int]) -> None:
+        """Forward, backward and step, as of a training batch with these rows; the schedule does not move."""
+        self.try_batch(rows, keep_gradients=True)
+        with self.meter.moment("step"):
+            self._own_optimizer().step()
+        self.model.zero_grad()
+
+    def try_batch(self, rows: list[int], *, keep_gradients: bool = False) -> None:
+        """Forward and backward, as of a training batch with these rows."""
+        self.training_step(self.model_wrapped, self._collated(self.train_dataset, rows))
+        if not keep_gradients:
+            self.model.zero_grad()
+
+    def try_evaluation(self, rows: list[int]) -> None:
+        """One batch of the evaluation."""
+        self.model.eval()
+        with self.meter.moment("evaluate"):
+            self.prediction_step(self.model_wrapped, self._collated(self.eval_dataset, rows), False)
+
+    def go_back_to_beginning(self) -> None:
+        """Weights as saved in checkpoint 0, no optimizer state, no gradients."""
+        self.model.zero_grad()
+        self._own_optimizer().state.clear()
+        with self.meter.moment("load-best"):
+            copy_weights(Path(self.args.output_dir) / "checkpoint-0" / "model.safetensors", self.model)
+        self.model.train()
+        free_memory()
+
+    def _collated(self, dataset: Any, rows: list[int]) -> Batch:
+        """As the loaders deliver them."""
+        dataset = self._remove_unused_columns(dataset)
+        return dict(self.data_collator([dataset[row] for row in rows]))
 
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""
@@ -112,20 +261,20 @@ class Trainer(transformers.Trainer):
         )
 
 
-class _StepMoment(TrainerCallback):
-    """Tells the meter when the optimizer works."""
+class _Moments(TrainerCallback):
+    """Tells the trainer when all is ready, and its meter when the optimizer works."""
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin(BETWEEN)
+        self.trainer.begin()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin("step")
+        self.trainer.meter.begin("step")
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin(BETWEEN)
+        self.trainer.meter.begin(BETWEEN)
 
 
 class StepClock(TrainerCallback):
@@ -194,9 +343,3 @@ def copy_weights(file: Path, model: torch.nn.Module) -> bool:
         for name in saved.keys():  # noqa: SIM118, it is not a dict
             own[name].copy_(saved.get_tensor(name))
     return True
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written to its end: the trainer's state comes last."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, suggest
+from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
 from tightfit.preparation import Prepared, prepare
 from tightfit.recipe import Recipe
-from tightfit.record import Data, Measured, Predicted, Run, versions
+from tightfit.record import FILE, Data, Measured, Predicted, Run, versions
 from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows
 from tightfit.tasks import find_task
+from tightfit.whole import remove_leftovers, whole_folder
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
+    from tightfit.recovery import Say
     from tightfit.rehearsal.bill import Bill
     from tightfit.trainer import StepClock, Trainer
+
+
+SAVE_EVERY = "30 minutes"
 
 
 def train(
@@ -35,11 +41,19 @@ def train(
     resume: bool = False,
     report_to: Sequence[str] = (),
     quiet: bool = False,
+    save_every: str = SAVE_EVERY,
+    preflight: bool = True,
 ) -> Run:
-    """Train a job with the strategies in `use` and write the trained model and its record to `out`."""
+    """Train a job with the strategies in `use` and write the trained model and its record to `out`.
+
+    A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
+    epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
+    """
+    from tightfit.pauses import Pauses, SaveEvery
     from tightfit.report.screen import Screen
 
     screen, folder = Screen(quiet=quiet), Path(out)
+    every = SaveEvery.parse(save_every)
     job, recipe = job.with_full_paths(), Recipe.parse([use] if isinstance(use, str) else use)
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
@@ -53,8 +67,12 @@ def train(
         _refuse_to_begin(prepared, folder, resume)
     for note in prepared.notes:
         screen.say(note)
-    with screen.progress(meter) as progress:
-        return _run(prepared, folder, meter, resume, list(report_to), progress)
+    learned: list[str] = []
+    say = _said_and_kept(screen.say, learned)
+    pauses = Pauses(every, screen.say)
+    with screen.progress(meter) as progress, pauses.listening(), guarded(where, screen.say):
+        trainer = _trainer(prepared, folder, meter, report_to, [progress, pauses], say, preflight=preflight)
+        return _run(prepared, folder, meter, resume, trainer, learned)
 
 
 def refuse_unknown_trackers(names: Sequence[str]) -> None:
@@ -76,8 +94,7 @@ def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
 
     if resume:
         refuse_other_rows(folder, prepared.split)
-    at_once = min(SAVED_CHECKPOINTS + 1, math.ceil(prepared.job.epochs))
-    refuse_full_disk(folder, prepared.parts, at_once - len(list(folder.glob("checkpoint-*"))))
+    refuse_full_disk(folder, prepared.parts, SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*"))))
 
 
 def _start_meter(device: Device) -> Meter:
@@ -87,39 +104,78 @@ def _start_meter(device: Device) -> Meter:
     return meter_for(device)
 
 
-def _run(
-    prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: TrainerCallback
-) -> Run:
+def _said_and_kept(say: Say, kept: list[str]) -> Say:
+    """What happens in a run is said at once and written into its record."""
+
+    def both(line: str) -> None:
+        say(line)
+        kept.append(line)
+
+    return both
+
+
+def _run(prepared: Prepared, folder: Path, meter: Meter, resume: bool, trainer: Trainer, learned: list[str]) -> Run:
     from tightfit.report.card import write_card
-    from tightfit.trainer import StepClock, newest_checkpoint
+    from tightfit.trainer import StepClock
 
     clock = StepClock()
-    folder.mkdir(parents=True, exist_ok=True)
-    trainer = _trainer(prepared, folder, meter, report_to, [progress, clock])
-    save_split(folder, prepared.split)
-    write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
-    checkpoint = newest_checkpoint(folder) if resume else None
+    trainer.add_callback(clock)
+    checkpoint = _begin(prepared, folder, resume, trainer.say)
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    seconds = time.perf_counter() - start
-    with meter.moment("save"):
-        trainer.save_model()
-    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock))
-    write_card(run)
-    run.save()
+    seconds = time.perf_counter() - start - trainer.preflight_seconds
+    with meter.moment("save"), what_fails_is_said(folder / "model.safetensors"):
+        save_model(trainer, folder)
+    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock), learned)
+    with what_fails_is_said(folder / FILE):
+        write_card(run)
+        run.save()
     return run
 
 
+def _begin(prepared: Prepared, folder: Path, resume: bool, say: Say) -> Path | None:
+    """Write down what is trained on, and find the checkpoint to go on from. The job comes last: it makes it a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    checkpoint, notes = newest_whole_checkpoint(folder) if resume else (None, [])
+    for note in notes:
+        say(note)
+    if not resume:
+        save_split(folder, prepared.split)
+    write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
+    return checkpoint
+
+
+def save_model(trainer: Trainer, folder: Path) -> None:
+    """Write the model aside and put its files in their places one after the other: none is ever half there."""
+    with whole_folder(folder / "model") as aside:
+        trainer.save_model(str(aside))
+    for path in sorted((folder / "model").iterdir()):
+        path.replace(folder / path.name)
+    (folder / "model").rmdir()
+
+
 def _trainer(
-    prepared: Prepared, folder: Path, meter: Meter, report_to: list[str], callbacks: list[TrainerCallback]
+    prepared: Prepared,
+    folder: Path,
+    meter: Meter,
+    report_to: Sequence[str],
+    callbacks: list[TrainerCallback],
+    say: Say,
+    *,
+    preflight: bool,
 ) -> Trainer:
+    from tightfit.preflight import find_worst
     from tightfit.trainer import Trainer, training_arguments
 
-    task = find_task(prepared.job.task)
+    task, job, parts = find_task(prepared.job.task), prepared.job, prepared.parts
+    worst = find_worst(job, parts, prepared.train.lengths, prepared.validation.lengths) if preflight else None
     return Trainer(
-        parts=prepared.parts,
+        parts=parts,
         meter=meter,
-        args=training_arguments(prepared.job, prepared.parts, folder, report_to),
+        say=say,
+        worst=worst,
+        args=training_arguments(job, parts, folder, list(report_to)),
         train_dataset=prepared.train.dataset,
         eval_dataset=prepared.validation.dataset,
         processing_class=prepared.tokenizer,
@@ -139,7 +195,7 @@ def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
     )
 
 
-def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured) -> Run:
+def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured, learned: list[str]) -> Run:
     parts = prepared.parts
     return Run(
         folder=str(folder),
@@ -163,7 +219,7 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
         predicted=_predicted(prepared.bill),
         metrics=_best_metrics(trainer.state.log_history),
         history=trainer.state.log_history,
-        notes=list(prepared.notes),
+        notes=[*prepared.notes, *learned],
         versions=versions(),
     )
 
