@@ -65,7 +65,8 @@ def _flown(trainer: Trainer, worst: Worst) -> bool:
         trainer.try_step(worst.train[-1:])
         trainer.try_batch(worst.train)
         trainer.try_evaluation(worst.evaluation)
-    except HalfDone:
+    except HalfDone as half_done:
+        trainer.say(str(half_done))
         return False
     finally:
         trainer.go_back_to_beginning()

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 
 class HalfDone(Exception):
-    """Memory ran out when some weights were already stepped and others not."""
+    """Memory ran out when some weights were already stepped and others not. Says what is done about it."""
 
 
 class Recovery:
@@ -51,9 +51,10 @@ class Recovery:
                 return attempt()
             self.parts.model.zero_grad(set_to_none=True)
             free_memory()
-            self._shrink(step, outcome.reason)
+            done = self._shrink(step, outcome.reason)
             if ledger is not None:
-                _refuse_half_done(ledger)
+                _refuse_half_done(ledger, done)
+            self.say(done)
             random.restore()
 
     def step(self, take: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
@@ -67,9 +68,10 @@ class Recovery:
             if self._failed_step == step:
                 raise OutOfMemory(_no_room_for_step(step, outcome.reason))
             self._failed_step = step
-            _refuse_half_done(ledger)
+            done = f"out of memory in the optimizer's step {step + 1}: trying again with all memory given back"
+            _refuse_half_done(ledger, done)
+            self.say(done)
             random.restore()
-            self.say(f"out of memory in the optimizer's step {step + 1}: tried again with all memory given back")
 
     def evaluate(self, run: Callable[[Batch], T], batch: Batch) -> list[T]:
         """A batch without gradients, in as many pieces as it takes."""
@@ -95,18 +97,15 @@ class Recovery:
         layers = {"layers": self.parts.layer_limits} if self.parts.layer_limits else {}
         return {"slices": self.slices, "evaluation": self.evaluation, **layers}
 
-    def _shrink(self, step: int, reason: str) -> None:
+    def _shrink(self, step: int, reason: str) -> str:
         """Fewer rows through a layer, where that is how the recipe cuts; else, or at one row, through the model."""
         rows, length = self._extent
-        layers = self.parts.layer_limits
+        layers, where = self.parts.layer_limits, ""
         if layers is not None and layers.halve(now := min(rows, layers.at(length)), length):
-            return self._say_shrunk(step, now, length, "through each layer ")
-        if self.parts.step_in_backward or not self.slices.halve(rows, length):
+            rows, where = now, "through each layer "
+        elif self.parts.step_in_backward or not self.slices.halve(rows, length):
             raise OutOfMemory(_no_room_for_text(length, "train on", reason))
-        return self._say_shrunk(step, rows, length, "")
-
-    def _say_shrunk(self, step: int, rows: int, length: int, where: str) -> None:
-        self.say(
+        return (
             f"out of memory in step {step + 1} with {rows} texts of {length} tokens {where}at once: "
             f"going on with {rows // 2}, batches stay {self.parts.batch_size}"
         )
@@ -142,9 +141,9 @@ def _attempt() -> Iterator[_Outcome]:
         forget(error)
 
 
-def _refuse_half_done(ledger: Ledger) -> None:
+def _refuse_half_done(ledger: Ledger, done: str) -> None:
     if not ledger.untouched():
-        raise HalfDone
+        raise HalfDone(done)
     ledger.restore()
 
 

@@ -63,13 +63,13 @@ class Trainer(transformers.Trainer):
         while True:
             try:
                 return super().train(resume_from_checkpoint, **kwargs)
-            except HalfDone:
-                at = self.state.global_step
+            except HalfDone as half_done:
+                done = str(half_done)
             free_memory()
             checkpoint, _ = newest_whole_checkpoint(Path(self.args.output_dir))
             if checkpoint is None:
-                raise OutOfMemory(f"Memory ran out within step {at + 1}, and there is no checkpoint to go back to.")
-            self.say(f"out of memory within step {at + 1}, which was half done: going back to {checkpoint.name}")
+                raise OutOfMemory(f"{done}; but the step was half done and there is no checkpoint to go back to.")
+            self.say(f"{done}; the step was half done, so from {checkpoint.name} again")
             resume_from_checkpoint = str(checkpoint)
 
     def training_step(
