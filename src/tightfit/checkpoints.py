@@ -60,7 +60,7 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself; nothing if that cannot be read."""
     try:
         content = json.loads((checkpoint / ABOUT).read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -90,10 +90,11 @@ def damage_of(checkpoint: Path) -> str | None:
         return f"{ABOUT} cannot be read"
     for name, mark in files.items():
         path = checkpoint / Path(name).name
-        if not path.is_file():
-            return f"{path.name} is missing"
-        if mark != _mark(path):
-            return f"{path.name} is damaged"
+        try:
+            if mark != _mark(path):
+                return f"{path.name} is damaged"
+        except OSError as error:
+            return f"{path.name} cannot be read ({error.strerror})"
     return None
 
 

@@ -111,7 +111,7 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise BadInput(f"There is no job file '{path}': check the name.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise BadInput(f"{path} is not readable as YAML: {_one_line(error)}.") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} must hold 'name: value' lines, such as 'model: bert-base-chinese'.")

@@ -106,7 +106,7 @@ def load_run(folder: str | Path) -> Run:
     try:
         content: dict[str, Any] = json.loads((folder / FILE).read_text("utf-8"))
         return Run(**{**content, "folder": str(folder)})
-    except (ValueError, TypeError, OSError):
+    except (ValueError, TypeError, RecursionError, OSError):
         raise BadInput(f"{folder / FILE} is damaged or of another version of tightfit: train again.") from None
 
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from conftest import make_model, write_reviews
 from safetensors.torch import load_file
 
-from tightfit import Job, Run, train, trainer
+from tightfit import Job, Run, preparation, train, trainer
 
 ROWS, BATCH = 60, 8
 STEPS_PER_EPOCH = 7  # 54 rows to train on
@@ -26,7 +27,6 @@ class Ground:
         self.folder = folder
         self.model = make_model(folder / "model", **shape)
         self.data = write_reviews(folder / "reviews.csv", ROWS)
-        trainer.LOG_EVERY = 1
         torch.set_num_threads(1)  # tiny models gain nothing from more, and a fork has only one
 
     def job(self, **changes: Any) -> Job:
@@ -34,17 +34,13 @@ class Ground:
         return Job(model=str(self.model), data=str(self.data), **settings)
 
     def train(self, out: str, use: list[str] | None = None, *, resume: bool = False, **settings: Any) -> Run:
-        """A training in this process."""
-        changes = {key: settings.pop(key) for key in list(settings) if key in Job.model_fields}
-        return train(
-            self.job(**changes),
-            use or [],
-            out=self.folder / out,
-            device="cpu",
-            quiet=True,
-            resume=resume,
-            **settings,
-        )
+        """A training in this process: every loss logged, no bill, which takes longer than the training."""
+        job = self.job(**{key: settings.pop(key) for key in list(settings) if key in Job.model_fields})
+        with (
+            mock.patch.object(trainer, "LOG_EVERY", 1),
+            mock.patch.object(preparation, "_foresee", return_value=(None, ())),
+        ):
+            return train(job, use or [], out=self.folder / out, device="cpu", quiet=True, resume=resume, **settings)
 
     def weights(self, out: str) -> dict[str, torch.Tensor]:
         return load_file(self.folder / out / "model.safetensors")

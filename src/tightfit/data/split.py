@@ -80,7 +80,7 @@ def load_split(folder: Path) -> SavedSplit:
         about = json.loads((folder / FOLDER / "validation.json").read_text("utf-8"))
         trained = np.load(folder / FOLDER / "train.npy", allow_pickle=False)
         return SavedSplit(about["digest"], about["validation_rows"], trained)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError):
         raise BadInput(
             f"'{folder}' has lost its '{FOLDER}' folder, so its training rows are not known: train again."
         ) from None
