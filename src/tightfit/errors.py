@@ -18,11 +18,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1000  # characters
+
 
 class TightfitError(Exception):
     """What happened, the numbers, the way out."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """One line, whatever a file's names and values hold."""
+        text = "".join(character if character.isprintable() else " " for character in super().__str__())
+        line = " ".join(text.split())
+        return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
 
 
 class BadInput(TightfitError, ValueError):

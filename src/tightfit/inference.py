@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightfit.data.labels import Labels
+from tightfit.data.flaws import clean
+from tightfit.data.labels import Labels, about_unknown_labels
 from tightfit.data.limits import RowLimits
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.sources import find_sources
@@ -58,9 +59,9 @@ def predict(
         raise DataError("There is no text to label: give one or more.")
     model, tokenizer, limit = _load(load_run(folder), find_device(device))
     pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
-    columns = {"text": [first for first, _ in pairs]}
+    columns = {"text": [clean(first)[0] for first, _ in pairs]}
     if any(second for _, second in pairs):
-        columns["text_pair"] = [second for _, second in pairs]
+        columns["text_pair"] = [clean(second)[0] for _, second in pairs]
     logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -84,11 +85,7 @@ def evaluate(
     model, tokenizer, limit = _load(run, find_device(device))
     labels = Labels(run.data.labels)
     known = [i for i, label in enumerate(held_out["label"]) if label in labels.ids]
-    if len(known) < len(held_out):
-        notes = (
-            *notes,
-            f"{rows.name}: {len(held_out) - len(known):,} rows with labels unseen in training left out",
-        )
+    notes = (*notes, *about_unknown_labels(rows.name, held_out, labels))
     if not known:
         raise DataError(f"{rows.name} has no row left to evaluate on: give a file with other rows and known labels.")
     tokens = encode(held_out.select(known), tokenizer, limit, labels)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tightfit.data.columns import Columns
-from tightfit.data.labels import Labels, find_labels
+from tightfit.data.labels import Labels, about_unknown_labels, find_labels
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import Tokens, encode
@@ -117,13 +117,10 @@ def read_data(job: Job) -> JobData:
 def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
     """A label that was never trained cannot be guessed: such rows are left out, aloud."""
     known = [row for row, label in enumerate(validation.dataset["label"]) if label in labels.ids]
-    left_out = len(validation) - len(known)
     if not known:
         raise DataError(f"{validation.name} has none of the labels of the training data: {', '.join(labels.names)}.")
-    if not left_out:
-        return validation
-    note = f"{validation.name}: {left_out:,} rows with labels unseen in training left out"
-    return replace(validation, dataset=validation.dataset.select(known), notes=(*validation.notes, note))
+    notes = (*validation.notes, *about_unknown_labels(validation.name, validation.dataset, labels))
+    return replace(validation, dataset=validation.dataset.select(known), notes=notes)
 
 
 def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:
