@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import OutputError, SaveFailed
+from tightfit.oom import is_out_of_memory
 from tightfit.units import format_bytes
 from tightfit.whole import remove_whole, whole_folder
 
@@ -96,6 +97,20 @@ def damage_of(checkpoint: Path) -> str | None:
         except OSError as error:
             return f"{path.name} cannot be read ({error.strerror})"
     return None
+
+
+@contextlib.contextmanager
+def loading(checkpoint: str | Path | None) -> Iterator[None]:
+    """Only plain tensors are read. What holds anything else, or nothing of use, was not written by a run."""
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise OutputError(
+            f"'{checkpoint}' is no checkpoint that can be loaded safely ({type(error).__name__}): "
+            "remove it, or start another run with another --out."
+        ) from error
 
 
 def keep_checkpoints(folder: Path, count: int, best: Path | None) -> None:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_pt_utils import nested_concat
 
 from tightfit.assembly import build_optimizer
 from tightfit.checkpoints import (
     checkpoint_to_write,
     keep_checkpoints,
+    loading,
     newest_checkpoint,
     newest_whole_checkpoint,
     read_about,
@@ -183,10 +184,24 @@ class Trainer(transformers.Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Tensor by tensor, and with it what was learned about memory."""
-        if not copy_weights(Path(resume_from_checkpoint) / "model.safetensors", self.model):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.recovery.learn(read_about(Path(resume_from_checkpoint)).get("learned", {}))
         self._resumed = Path(resume_from_checkpoint)
+        with loading(self._resumed):
+            TrainerState.load_from_json(str(self._resumed / "trainer_state.json"))
+            self.recovery.learn(read_about(self._resumed)["learned"])
+            if not copy_weights(self._resumed / "model.safetensors", self.model):
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with loading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with loading(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with loading(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """transformers would take one more step when it goes on from a checkpoint of the last one."""

@@ -60,19 +60,21 @@ def train(
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
+    checkpoint, passed_over = newest_whole_checkpoint(folder) if resume else (None, [])
     where = find_device(device)
     meter = _start_meter(where)
     with screen.status("Reading the data and the model"):
         prepared = prepare(job, recipe, where)
         _refuse_to_begin(prepared, folder, resume)
-    for note in prepared.notes:
+    for note in (*prepared.notes, *passed_over):
         screen.say(note)
-    learned: list[str] = []
+    learned = passed_over
     say = _said_and_kept(screen.say, learned)
     pauses = Pauses(every, screen.say)
     with screen.progress(meter) as progress, pauses.listening(), guarded(where, screen.say):
         trainer = _trainer(prepared, folder, meter, report_to, [progress, pauses], say, preflight=preflight)
-        return _run(prepared, folder, meter, resume, trainer, learned)
+        _begin(prepared, folder, resume)
+        return _run(prepared, folder, trainer, checkpoint, learned)
 
 
 def refuse_unknown_trackers(names: Sequence[str]) -> None:
@@ -114,13 +116,12 @@ def _said_and_kept(say: Say, kept: list[str]) -> Say:
     return both
 
 
-def _run(prepared: Prepared, folder: Path, meter: Meter, resume: bool, trainer: Trainer, learned: list[str]) -> Run:
+def _run(prepared: Prepared, folder: Path, trainer: Trainer, checkpoint: Path | None, learned: list[str]) -> Run:
     from tightfit.report.card import write_card
     from tightfit.trainer import StepClock
 
-    clock = StepClock()
+    clock, meter = StepClock(), trainer.meter
     trainer.add_callback(clock)
-    checkpoint = _begin(prepared, folder, resume, trainer.say)
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     seconds = time.perf_counter() - start - trainer.preflight_seconds
@@ -133,17 +134,13 @@ def _run(prepared: Prepared, folder: Path, meter: Meter, resume: bool, trainer: 
     return run
 
 
-def _begin(prepared: Prepared, folder: Path, resume: bool, say: Say) -> Path | None:
-    """Write down what is trained on, and find the checkpoint to go on from. The job comes last: it makes it a run."""
+def _begin(prepared: Prepared, folder: Path, resume: bool) -> None:
+    """Write down what is trained on. The job comes last: it makes a folder a run."""
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    checkpoint, notes = newest_whole_checkpoint(folder) if resume else (None, [])
-    for note in notes:
-        say(note)
     if not resume:
         save_split(folder, prepared.split)
     write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
-    return checkpoint
 
 
 def save_model(trainer: Trainer, folder: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import random
 import shutil
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ def call(words: Words) -> Answer:
             cli.main()
     except SystemExit as end:
         return Answer(int(end.code or 0), out.getvalue(), err.getvalue())
+    except Exception:
+        return Answer(70, out.getvalue(), traceback.format_exc())
     finally:
         sys.argv = before
     return Answer(0, out.getvalue(), err.getvalue())
@@ -197,7 +200,8 @@ class Inputs:
             about = read_about(checkpoint)
             (checkpoint / ABOUT).unlink()
             write_about(checkpoint, about)
-        return call(["train", "--resume", "--out", run, "--device", "cpu"]).is_a_sentence and not sprung.exists()
+        answer = call(["train", "--resume", "--out", run, "--device", "cpu", "--json"])
+        return answer.is_a_sentence and not sprung.exists()
 
     def _copy(self) -> Path:
         run = self.folder / f"copy-{len(list(self.folder.glob('copy-*')))}"
