@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-
-from tightfit.record import versions
 from torture.disk import WAYS, Disk
 from torture.fuzz import Fuzz
 from torture.ground import NO_DROPOUT, Ground
@@ -21,6 +19,8 @@ from torture.hunger import Hunger, cases
 from torture.inputs import Inputs
 from torture.kills import Kills
 from torture.limits import RECIPES, Limits
+
+from tightfit.record import versions
 
 RECORD = Path(__file__).resolve().parents[2] / "records" / "reliability.json"
 KILLED_RUNS, FUZZED_FILES = 50, 5000

@@ -15,10 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from torture.ground import Ground, ending_of, in_child, same_bits
+
 from tightfit import checkpoints
 from tightfit.checkpoints import damage_of, newest_checkpoint
 from tightfit.errors import SaveFailed
-from torture.ground import Ground, ending_of, in_child, same_bits
 
 SIZE = 8 << 20
 WAYS = ("full before a checkpoint", "full within a checkpoint")

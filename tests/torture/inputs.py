@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from test_cli import BAD_FILES, BAD_WORDS, GOOD_FILE
+from torture.ground import Ground, same_bits
+
 from tightfit import cli
 from tightfit.checkpoints import newest_checkpoint
-from torture.ground import Ground, same_bits
 
 Words = list[object]
 

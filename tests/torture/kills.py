@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torture.ground import Ground, ending_of, in_child, losses, same_bits
+
 from tightfit import load_run
 from tightfit.checkpoints import newest_checkpoint
-from torture.ground import Ground, ending_of, in_child, losses, same_bits
 
 RECIPES = {
     "plain": [],
