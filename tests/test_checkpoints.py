@@ -61,7 +61,7 @@ def fail_to_write(folder: Path, step: int) -> None:
 
 
 def test_no_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(SaveFailed, match="it needs 1048576 TiB and .* there is no earlier checkpoint"):
+    with pytest.raises(SaveFailed, match=r"it needs 1048576 TiB and .* there is no earlier checkpoint"):
         checkpoint_to_write(tmp_path, 1, needed=1 << 60).__enter__()
     assert names(tmp_path) == []
 
@@ -82,7 +82,7 @@ def test_damage_is_seen_and_an_earlier_checkpoint_taken(tmp_path: Path) -> None:
     assert damage_of(later) == "model.safetensors is damaged"
     assert newest_whole_checkpoint(tmp_path) == (earlier, [f"{later} is passed over: model.safetensors is damaged"])
     (earlier / "model.safetensors").unlink()
-    with pytest.raises(OutputError, match="No checkpoint in .* is whole"):
+    with pytest.raises(OutputError, match=r"No checkpoint in .* is whole"):
         newest_whole_checkpoint(tmp_path)
 
 

@@ -164,6 +164,15 @@ def test_other_errors_pass() -> None:
     assert not said
 
 
+def test_memory_that_runs_out_elsewhere_is_bad_luck_once() -> None:
+    recovery, _, _ = recovery_of()
+    assert recovery.elsewhere(ERRORS["CUDA error"], 6) == "out of memory around step 7 (CUDA error: out of memory)"
+    with pytest.raises(OutOfMemory, match="step 7 "):
+        recovery.elsewhere(ERRORS["CUDA error"], 6)
+    with pytest.raises(KeyError):
+        recovery.elsewhere(KeyError("a mistake"), 6)
+
+
 def test_half_a_step_is_never_kept() -> None:
     recovery, optimizer, _ = recovery_of("slice-layers:size=4", "step-in-backward")
 

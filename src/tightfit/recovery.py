@@ -73,6 +73,17 @@ class Recovery:
             self.say(done)
             random.restore()
 
+    def elsewhere(self, error: Exception, step: int) -> str:
+        """Memory ran out where nothing is cut into rows: once that is bad luck, twice at one step it is too little."""
+        if not is_out_of_memory(error):
+            raise error
+        reason = _reason(error)
+        forget(error)
+        if self._failed_step == step:
+            raise OutOfMemory(_no_room_for_step(step, reason)) from None
+        self._failed_step = step
+        return f"out of memory around step {step + 1} ({reason})"
+
     def evaluate(self, run: Callable[[Batch], T], batch: Batch) -> list[T]:
         """A batch without gradients, in as many pieces as it takes."""
         return run_in_pieces(run, batch, self.evaluation, self.say)
@@ -137,8 +148,12 @@ def _attempt() -> Iterator[_Outcome]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        outcome.reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        outcome.reason = _reason(error)
         forget(error)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _refuse_half_done(ledger: Ledger, done: str) -> None:

@@ -65,12 +65,14 @@ class Trainer(transformers.Trainer):
             try:
                 return super().train(resume_from_checkpoint, **kwargs)
             except HalfDone as half_done:
-                done = str(half_done)
+                done = f"{half_done}; the step was half done"
+            except Exception as error:
+                done = self.recovery.elsewhere(error, self.state.global_step)
             free_memory()
             checkpoint, _ = newest_whole_checkpoint(Path(self.args.output_dir))
             if checkpoint is None:
-                raise OutOfMemory(f"{done}; but the step was half done and there is no checkpoint to go back to.")
-            self.say(f"{done}; the step was half done, so from {checkpoint.name} again")
+                raise OutOfMemory(f"{done}, and there is no checkpoint to go back to.")
+            self.say(f"{done}, so from {checkpoint.name} again")
             resume_from_checkpoint = str(checkpoint)
 
     def training_step(
