@@ -13,9 +13,9 @@ Table = Callable[[tuple[str, ...], list[tuple[str, ...]]], str]
 
 HEAD = """# Reliability: what was done to runs, and what became of them
 
-Made by `make torture` (records/reliability.json) and `make docs`. The trainings are tiny, on a CPU; what happens to them
-is real: processes are killed with SIGKILL, the kernel refuses memory, a file system is full. Only the out-of-memory
-errors of the second line are raised by hand, since each has to come at a chosen place; the third line has real ones.
+Made by `make torture` (records/reliability.json) and `make docs`. The trainings are tiny, on a CPU; what happens to
+them is real: processes are killed with SIGKILL, the kernel refuses memory, a file system is full. Only the errors of
+the second line are raised by hand, since each has to come at a chosen place; the third line has real ones.
 
 """
 WHAT = {

@@ -203,6 +203,28 @@ def test_a_failed_attempt_leaves_no_tensor(tiny_model: Path) -> None:
     assert recovery.train(attempt, optimizer, 0) == 6
 
 
+def test_predictions_come_though_only_two_rows_fit(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertForSequenceClassification
+
+    from tightfit import predict
+
+    texts = [f"clean room {number}" if number % 3 else "dirty rude cold" for number in range(9)]
+    expected = predict(trained, texts, device="cpu")
+    forward, sizes = BertForSequenceClassification.forward, []
+
+    def hungry(self: Any, **batch: torch.Tensor) -> Any:
+        sizes.append(len(batch["input_ids"]))
+        if sizes[-1] > 2:
+            raise ERRORS["CPU allocator"]
+        return forward(self, **batch)
+
+    monkeypatch.setattr(BertForSequenceClassification, "forward", hungry)
+    found = predict(trained, texts, device="cpu")
+    assert [p.label for p in found] == [p.label for p in expected]
+    assert [p.confidence for p in found] == pytest.approx([p.confidence for p in expected], rel=1e-5)
+    assert sizes == [9, 4, 2, 2, 2, 2, 1]
+
+
 SHORT = [
     Case("forward", "middle", "CPU allocator", "slices"),
     Case("backward", "last", "cuBLAS", "in backward"),

@@ -64,7 +64,8 @@ def _watching(*looks: Callable[[], None]) -> Iterator[None]:
     def watch() -> None:
         while not done.wait(_EVERY):
             for look in looks:
-                look()
+                with contextlib.suppress(MemoryError):  # at the limit itself; the next look finds room again
+                    look()
 
     for look in looks:
         look()

@@ -18,6 +18,7 @@ from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device, find_device
 from tightfit.errors import DataError, ModelError
+from tightfit.guard import guarded
 from tightfit.record import Run, load_run
 from tightfit.tasks import find_task
 
@@ -57,12 +58,14 @@ def predict(
     texts = [texts] if isinstance(texts, str) else texts
     if not texts:
         raise DataError("There is no text to label: give one or more.")
-    model, tokenizer, limit = _load(load_run(folder), find_device(device))
+    where = find_device(device)
+    model, tokenizer, limit = _load(load_run(folder), where)
     pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
     columns = {"text": [clean(first)[0] for first, _ in pairs]}
     if any(second for _, second in pairs):
         columns["text_pair"] = [clean(second)[0] for _, second in pairs]
-    logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
+    with guarded(where, _say_nothing):
+        logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     names = model.config.id2label
@@ -82,14 +85,16 @@ def evaluate(
 
     run = load_run(folder)
     rows, held_out, notes = _rows_to_evaluate(run, data, text, label)
-    model, tokenizer, limit = _load(run, find_device(device))
+    where = find_device(device)
+    model, tokenizer, limit = _load(run, where)
     labels = Labels(run.data.labels)
     known = [i for i, label in enumerate(held_out["label"]) if label in labels.ids]
     notes = (*notes, *about_unknown_labels(rows.name, held_out, labels))
     if not known:
         raise DataError(f"{rows.name} has no row left to evaluate on: give a file with other rows and known labels.")
     tokens = encode(held_out.select(known), tokenizer, limit, labels)
-    logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
+    with guarded(where, _say_nothing):
+        logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
     scores = find_task(run.job.task).metrics(EvalPrediction(predictions=logits, label_ids=truth))
     metrics = {f"eval_{name}": value for name, value in scores.items()}
     return Evaluation({**metrics, "eval_loss": _loss(logits, truth)}, len(known), notes)
@@ -156,7 +161,7 @@ def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokeniz
 
 
 def _say_nothing(line: str) -> None:
-    """Fewer rows at once change nothing that a user would see."""
+    """Fewer rows at once change nothing that a user would see here."""
 
 
 def _loss(logits: Array, truth: Array) -> float:
