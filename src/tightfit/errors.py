@@ -9,6 +9,7 @@ TightfitError            exit code
 ├── RunFailed                1   a run that had started could not end
 │   ├── LossNotFinite            the loss became NaN or infinite
 │   ├── OutOfMemory              memory ran out and nothing is left to make smaller
+│   │   └── PreflightFailed          found out before the first step
 │   └── SaveFailed               a checkpoint or the model could not be written
 └── Stopped              130, 143   Ctrl-C or SIGTERM: a checkpoint was written first
 """
@@ -65,6 +66,10 @@ class LossNotFinite(RunFailed):
 
 class OutOfMemory(RunFailed):
     """Memory ran out and nothing is left to make smaller."""
+
+
+class PreflightFailed(OutOfMemory):
+    """Found out before the first step: nothing is trained yet, and another recipe may be taken."""
 
 
 class SaveFailed(RunFailed):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tightfit.data.order import batches_of
+from tightfit.errors import OutOfMemory, PreflightFailed
 from tightfit.job import Job
 from tightfit.randomness import Randomness
 from tightfit.recovery import HalfDone
@@ -51,7 +52,7 @@ def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts:
 
 
 def fly(trainer: Trainer, worst: Worst) -> float:
-    """Do it all once, and return the seconds it took. Raises OutOfMemory or SaveFailed where the run would."""
+    """Do it all once, and return the seconds it took; PreflightFailed where the run would run out of memory."""
     start, random = time.perf_counter(), Randomness()
     while not _flown(trainer, worst):
         random.restore()
@@ -68,6 +69,8 @@ def _flown(trainer: Trainer, worst: Worst) -> bool:
     except HalfDone as half_done:
         trainer.say(str(half_done))
         return False
+    except OutOfMemory as error:
+        raise PreflightFailed(str(error)) from None
     finally:
         trainer.go_back_to_beginning()
     return True

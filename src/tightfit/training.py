@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
-from tightfit.errors import BadInput, RunFailed, Stopped, suggest
+from tightfit.errors import BadInput, PreflightFailed, RunFailed, Stopped, suggest
 from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
@@ -18,7 +18,7 @@ from tightfit.oom import forget, free_memory
 from tightfit.preparation import Prepared, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import FILE, Data, Measured, Predicted, Run, versions
-from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows
+from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows, remove_beginning
 from tightfit.tasks import find_task
 from tightfit.whole import remove_leftovers, whole_folder
 
@@ -53,6 +53,8 @@ def train(
     try:
         return _train(job, use, Path(out), device, resume, report_to, quiet, save_every, preflight)
     except (RunFailed, Stopped) as error:
+        if isinstance(error, PreflightFailed):
+            remove_beginning(Path(out))
         forget(error)  # a notebook keeps the traceback, and with it the model and everything around it
         free_memory()
         raise error from None
