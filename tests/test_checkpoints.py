@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from torture.disk import WAYS, Disk
 from torture.ground import Ground, same_bits
 from torture.kills import Kills
@@ -141,3 +142,20 @@ def test_what_was_learned_about_memory_is_kept(ground: Ground) -> None:
         ground.train("learning", epochs=1)
         ground.train("learning", epochs=2, resume=True)
     assert learned == [{}, {"slices": {20: 3}}]
+
+
+def test_a_damaged_best_epoch_is_not_loaded(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tightfit.tasks.text_classification import TextClassification
+
+    script = iter((0.9, 0.5, 0.4))
+    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
+    ground.train("best", epochs=2)
+    (ground.folder / "best" / "checkpoint-7" / "model.safetensors").write_bytes(b"no weights")
+    run = ground.train("best", epochs=3, resume=True)
+    assert (
+        "checkpoint-7 was the best, but model.safetensors is damaged: the weights of the last step are kept"
+        in run.notes
+    )
+    assert run.metrics["epoch"] == 3
+    last = load_file(ground.folder / "best" / "checkpoint-21" / "model.safetensors")
+    assert same_bits(ground.weights("best"), last)

@@ -18,6 +18,7 @@ from transformers.trainer_pt_utils import nested_concat
 from tightfit.assembly import build_optimizer
 from tightfit.checkpoints import (
     checkpoint_to_write,
+    damage_of,
     keep_checkpoints,
     loading,
     newest_checkpoint,
@@ -158,7 +159,12 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """The best checkpoint is in this folder, wherever the folder was when it was written."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
-        self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        at_hand = self.state.best_global_step == self.state.global_step
+        damage = damage_of(best) if best.is_dir() and not at_hand else None
+        if damage is not None:
+            self.say(f"{best.name} was the best, but {damage}: the weights of the last step are kept")
+            self.state.best_global_step = self.state.global_step
+        self.state.best_model_checkpoint = str(best) if best.is_dir() and damage is None else None
         return super()._finalize_training(*args, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:

@@ -236,7 +236,7 @@ def _record(prepared: Prepared, folder: Path, trainer: Trainer, measured: Measur
         steps=trainer.state.global_step,
         measured=measured,
         predicted=_predicted(prepared.bill),
-        metrics=_best_metrics(trainer.state.log_history),
+        metrics=_best_metrics(trainer.state.log_history, trainer.state.best_global_step),
         history=trainer.state.log_history,
         notes=[*prepared.notes, *learned],
         versions=versions(),
@@ -250,9 +250,9 @@ def _predicted(bill: Bill | None) -> Predicted:
     return Predicted(peak_bytes=bill.peak, moments=totals)
 
 
-def _best_metrics(history: list[dict[str, float]]) -> dict[str, float]:
+def _best_metrics(history: list[dict[str, float]], kept: int | None) -> dict[str, float]:
     """The metrics of the epoch whose weights were kept, and the mean training loss."""
     evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = max(evaluations, key=lambda entry: (entry["eval_f1"], -entry["eval_loss"]), default={"epoch": 0.0})
+    best = next((entry for entry in evaluations if entry["step"] == kept), {"epoch": 0.0})
     scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
     return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}
