@@ -94,8 +94,8 @@ def damage_of(checkpoint: Path) -> str | None:
         try:
             if mark != _mark(path):
                 return f"{path.name} is damaged"
-        except OSError as error:
-            return f"{path.name} cannot be read ({error.strerror})"
+        except (OSError, ValueError):  # a name that no file can have
+            return f"{path.name} cannot be read"
     return None
 
 

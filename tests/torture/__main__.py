@@ -1,4 +1,7 @@
-"""`make torture`: all of it, in some fifteen minutes. Writes records/reliability.json, which `make docs` shows."""
+"""`make torture`: all of it, in some fifteen minutes. Writes records/reliability.json, which `make docs` shows.
+
+`python -m torture kills fuzz` does those parts again and leaves what is written of the others.
+"""
 
 from __future__ import annotations
 
@@ -27,25 +30,32 @@ KILLED_RUNS, FUZZED_FILES = 50, 5000
 
 
 def main() -> int:
+    chosen = sys.argv[1:] or list(PARTS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chdir(folder)
         datasets.config.HF_DATASETS_CACHE = folder / "arrow"
         datasets.disable_progress_bars()
-        record = {part: _timed(part, suffer, folder) for part, suffer in PARTS.items()}
-    record["versions"] = versions()
+        results = {part: _timed(part, folder) for part in chosen}
+    return 0 if all(result["passed"] == result["of"] for result in results.values()) else 1
+
+
+def _write(part: str, result: dict[str, Any]) -> None:
+    record = json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
+    record.update({part: result, "versions": versions()})
     RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    return 0 if all(part["passed"] == part["of"] for name, part in record.items() if name != "versions") else 1
 
 
-def _timed(part: str, suffer: Callable[[Path], Iterator[dict[str, Any]]], folder: Path) -> dict[str, Any]:
+def _timed(part: str, folder: Path) -> dict[str, Any]:
     start, results = time.perf_counter(), []
-    for number, result in enumerate(suffer(folder / part), 1):
+    for number, result in enumerate(PARTS[part](folder / part), 1):
         results.append(result)
         _say(f"{part} {number}: {'passed' if result['passed'] else f'FAILED {result}'}")
     counts = {"passed": sum(result.get("count", 1) * result["passed"] for result in results)}
     counts["of"] = sum(result.get("count", 1) for result in results)
-    return {**counts, "seconds": round(time.perf_counter() - start), "results": results}
+    whole = {**counts, "seconds": round(time.perf_counter() - start), "results": results}
+    _write(part, whole)
+    return whole
 
 
 def _kills(folder: Path) -> Iterator[dict[str, Any]]:
