@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import traceback
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from tightfit.errors import RunFailed, Stopped
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TEXTS = (
     "out of memory",  # CUDA error: out of memory; MPS backend out of memory; CUDA out of memory. Tried to …
@@ -44,3 +52,18 @@ def free_memory() -> None:
     from tightfit.allocator import give_back_freed_memory
 
     give_back_freed_memory()
+
+
+def freed_after_failure(function: Callable[P, T]) -> Callable[P, T]:
+    """A notebook keeps a failure's traceback, and with it the model and all around it: leave only the sentence."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except (RunFailed, Stopped) as error:
+            forget(error)
+            free_memory()
+            raise error from None
+
+    return wrapped

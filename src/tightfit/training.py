@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
-from tightfit.errors import BadInput, PreflightFailed, RunFailed, Stopped, suggest
+from tightfit.errors import BadInput, PreflightFailed, suggest
 from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
-from tightfit.oom import forget, free_memory
+from tightfit.oom import freed_after_failure
 from tightfit.preparation import Prepared, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import FILE, Data, Measured, Predicted, Run, versions
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SAVE_EVERY = "30 minutes"
 
 
+@freed_after_failure
 def train(
     job: Job,
     use: str | Sequence[str] = (),
@@ -50,31 +51,10 @@ def train(
     A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
     epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
     """
-    try:
-        return _train(job, use, Path(out), device, resume, report_to, quiet, save_every, preflight)
-    except (RunFailed, Stopped) as error:
-        if isinstance(error, PreflightFailed):
-            remove_beginning(Path(out))
-        forget(error)  # a notebook keeps the traceback, and with it the model and everything around it
-        free_memory()
-        raise error from None
-
-
-def _train(
-    job: Job,
-    use: str | Sequence[str],
-    folder: Path,
-    device: str | None,
-    resume: bool,
-    report_to: Sequence[str],
-    quiet: bool,
-    save_every: str,
-    preflight: bool,
-) -> Run:
     from tightfit.pauses import Pauses, SaveEvery
     from tightfit.report.screen import Screen
 
-    screen = Screen(quiet=quiet)
+    screen, folder = Screen(quiet=quiet), Path(out)
     every = SaveEvery.parse(save_every)
     job, recipe = job.with_full_paths(), Recipe.parse([use] if isinstance(use, str) else use)
     refuse_folder(folder, resume)
@@ -96,7 +76,11 @@ def _train(
     with screen.progress(meter) as progress, pauses.listening(), guarded(where, screen.say):
         trainer = _trainer(prepared, folder, meter, report_to, [progress, pauses], say, preflight=preflight)
         _begin(prepared, folder, resume)
-        return _run(prepared, folder, trainer, checkpoint, learned)
+        try:
+            return _run(prepared, folder, trainer, checkpoint, learned)
+        except PreflightFailed:
+            remove_beginning(folder)
+            raise
 
 
 def refuse_unknown_trackers(names: Sequence[str]) -> None:
