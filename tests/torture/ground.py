@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from unittest import mock
 import torch
 from conftest import make_model, write_reviews
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 from tightfit import Job, Run, preparation, train, trainer
 
@@ -70,6 +72,7 @@ def in_child(work: Callable[[], int], output: Path) -> int:
         words = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(words, 1)
         os.dup2(words, 2)
+        _take_own_locks(tqdm)
         code = work()
     except BaseException:
         import traceback
@@ -79,6 +82,13 @@ def in_child(work: Callable[[], int], output: Path) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _take_own_locks(bar: type[tqdm]) -> None:
+    """Progress bars share a lock between forks, which a killed one would never give back to the next."""
+    bar.set_lock(threading.RLock())
+    for kind in bar.__subclasses__():
+        _take_own_locks(kind)
 
 
 def ending_of(child: int) -> int:
