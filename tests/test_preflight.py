@@ -22,10 +22,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return Ground(tmp_path_factory.mktemp("flown") / "ground")
 
 
-@pytest.mark.parametrize(
-    "use",
-    ["slice:size=3", "slice-layers:size=4 adafactor step-in-backward", "adamw-16bit attention", "mixed-precision"],
-)
+@pytest.mark.parametrize("use", ["slice-layers:size=4 adafactor step-in-backward", "slice:size=3 adamw-16bit attention"])
 def test_the_training_is_the_same_bits_with_and_without(ground: Ground, use: str) -> None:
     """Dropout on, also with optimizers that draw random numbers."""
     name = use.replace(" ", "-").replace(":", "-")

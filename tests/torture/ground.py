@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,11 @@ def _take_own_locks(bar: type[tqdm]) -> None:
         _take_own_locks(kind)
 
 
-def ending_of(child: int) -> int:
-    """Wait for a child: its exit code, or minus the signal that killed it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+def ending_of(child: int, seconds: float = 600) -> int:
+    """Wait for a child: its exit code, or minus the signal that killed it. One that hangs is aborted."""
+    end = time.monotonic() + seconds
+    while (answer := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGABRT)
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(answer[1])

@@ -113,7 +113,7 @@ class Inputs:
             **{f"file: {name}": self._file("bad.csv", text.encode()) for name, (text, _) in BAD_FILES.items()},
             **{f"file: {name}": self._file(*content) for name, content in MORE_FILES.items()},
             **{f"words: {name}": self._refused([*self._train(), *words]) for name, (words, _) in BAD_WORDS.items()},
-            **{f"interval: {text}": self._refused([*self._train(), "--save-every", text]) for text in _INTERVALS},
+            **{f"interval: '{text}'": self._refused([*self._train(), "--save-every", text]) for text in _INTERVALS},
             **{f"job file: {name}": self._job_file(content) for name, content in JOB_FILES.items()},
             **{f"model: {name}": self._model(change) for name, change in _MODELS.items()},
             **{f"run: {name}": self._run(change, words) for name, (change, words) in _RUNS.items()},
