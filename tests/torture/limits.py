@@ -11,7 +11,7 @@ from torture.ground import NO_DROPOUT, Ground, ending_of, in_child, losses
 from tightfit import load_run
 from tightfit.guard import status
 
-SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8192}
+SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20480}
 JOB = {"batch_size": 48, "max_length": 32, "epochs": 2}
 RECIPES = {"plain": [], "layers in backward": ["slice-layers:size=48", "adafactor", "step-in-backward"]}
 
@@ -31,7 +31,8 @@ class Limits:
         code = ending_of(child)
         result = {"recipe": recipe, "needed": needed, "allowed": (needed + enough) // 2, "ended": code}
         if code:
-            return {**result, "passed": False}
+            said = (self.ground.folder / f"{name}.log").read_text().strip().splitlines()[-1:]
+            return {**result, "passed": False, "said": said}
         run, free = (load_run(self.ground.folder / out) for out in (name, f"{name}-free"))
         said = [note for note in run.notes if "out of memory" in note]
         pairs = zip(losses(run), losses(free), strict=True)
