@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow check format docs bench bench-answers bench-frozen bench-ladder bench-memory bench-padding bench-promise bench-published bench-quality bench-regret bench-step clean
+.PHONY: demo test test-slow torture check format docs bench bench-answers bench-frozen bench-ladder bench-memory bench-padding bench-promise bench-published bench-quality bench-regret bench-step clean
 
 demo: $(VENV)/installed
 	$(BIN)/tightfit demo
@@ -13,6 +13,11 @@ test: $(VENV)/installed
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -q -m slow
+
+# Runs killed, starved and fed rubbish: some fifteen minutes. Writes records/reliability.json and docs/reliability.md.
+torture: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m torture
+	$(BIN)/python scripts/docs.py
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import records
+import reliability
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tightfit"
@@ -68,6 +69,7 @@ def written() -> dict[Path, str]:
     """Every file that is made here, and what it has to hold."""
     files = {ROOT / name: filled((ROOT / name).read_text("utf-8"), language) for name, language in READMES.items()}
     files[ROOT / "docs" / "published.md"] = published_page()
+    files[ROOT / "docs" / "reliability.md"] = reliability.page(table)
     files[ROOT / "docs" / "accuracy.svg"] = accuracy_picture()
     files[SOURCE / "rehearsal" / "accuracy.json"] = records.accuracy_file()
     return files

@@ -6,6 +6,7 @@ import csv
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,23 +30,21 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of 2 layers with a word tokenizer and saved weights."""
+    return make_model(tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+def make_model(folder: Path, **shape: Any) -> Path:
+    """A tiny BERT, or one of another shape."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    folder = tmp_path_factory.mktemp("models") / "tiny-bert"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *FILLER]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-    )
+    tiny = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = BertConfig(vocab_size=len(words), max_position_embeddings=64, **{**tiny, **shape})
     BertModel(config).save_pretrained(folder)
     return folder
 

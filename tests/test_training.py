@@ -306,10 +306,11 @@ def test_a_loss_that_is_no_number_stops_the_run(
 
     run_slices = trainer.run_slices
     monkeypatch.setattr(trainer, "run_slices", spoiled)
+    job = job_of(tiny_model, reviews, epochs=2)
     with pytest.raises(
         LossNotFinite, match=r"nan after 9 good steps.*checkpoint-7 holds the last good weights.*0.00025"
     ):
-        train(job_of(tiny_model, reviews, epochs=2), out=tmp_path / "run", device="cpu", quiet=True)
+        train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert all(torch.isfinite(w).all() for w in weights_of(tmp_path / "run" / "checkpoint-7").values())
 
@@ -331,8 +332,9 @@ def test_a_gradient_that_is_no_number_stops_the_run(
         return loss
 
     monkeypatch.setattr(trainer, "run_slices", spoiled)
+    job = job_of(tiny_model, reviews, max_grad_norm=max_grad_norm)
     with pytest.raises(LossNotFinite, match="gradient became nan after 6 good steps"):
-        train(job_of(tiny_model, reviews, max_grad_norm=max_grad_norm), out=tmp_path / "run", device="cpu", quiet=True)
+        train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 

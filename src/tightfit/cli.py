@@ -12,6 +12,7 @@ import typer
 
 from tightfit.errors import BadInput, TightfitError
 from tightfit.job import Job, read_job_file
+from tightfit.oom import is_out_of_memory
 from tightfit.options import job_from, setting, with_job_settings
 
 app = typer.Typer(
@@ -80,6 +81,9 @@ def train(
     out: Annotated[Path, typer.Option(help="The run folder: model, record, checkpoints.")] = Path("runs/run"),
     device: Device = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    save_every: Annotated[
+        str, typer.Option(help="Write a checkpoint every '100 steps' or '30 minutes', beside every epoch's end.")
+    ] = "30 minutes",
     report_to: Annotated[list[str] | None, typer.Option(help="tensorboard, wandb, … as in transformers.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +98,7 @@ def train(
 
     from tightfit.training import train as run_training
 
-    how: dict[str, Any] = {"resume": resume, "report_to": report_to or [], "quiet": as_json}
+    how: dict[str, Any] = {"resume": resume, "report_to": report_to or [], "quiet": as_json, "save_every": save_every}
     _show_run(run_training(job, words, out=out, device=device, **how, **kept), as_json)
 
 
@@ -322,6 +326,11 @@ def _print_json(content: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
 
 
+_NO_MEMORY = (
+    "there is not enough memory even to read the data and the model: close other programs, or use a smaller model."
+)
+
+
 def main() -> None:
     """Run the command line; what a user can mend is one sentence and an exit code."""
     try:
@@ -333,6 +342,11 @@ def main() -> None:
         about = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
         sys.stderr.write(f"tightfit: the system says: {about}. Check the path, its permissions and the disk.\n")
         raise SystemExit(2) from None
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sys.stderr.write(f"tightfit: {_NO_MEMORY}\n")
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         hint = " train --resume goes on from the last checkpoint." if "train" in sys.argv[1:2] else ""
         sys.stderr.write(f"tightfit: stopped.{hint}\n")

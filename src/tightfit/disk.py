@@ -12,14 +12,14 @@ from tightfit.strategy import Parts
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
 def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> None:
     """The checkpoints that are there at once, the final weights and what is kept of the rows must all fit."""
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    saved = sum(weight.nbytes for weight in parts.trained_weights.values()) if parts.base_stays else weights
-    needed = checkpoints * (saved + optimizer_bytes(parts)) + weights + features
+    needed = checkpoints * (_saved_bytes(parts) + optimizer_bytes(parts)) + weights + features
     free = shutil.disk_usage(_nearest_existing(folder)).free
     if free < needed:
         raise OutputError(
@@ -28,9 +28,19 @@ def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int, features: int
         )
 
 
+def checkpoint_bytes(parts: Parts, optimizer: torch.optim.Optimizer) -> int:
+    """What a checkpoint takes now: the weights it holds and what the optimizer remembers."""
+    return _saved_bytes(parts) + _state_bytes(optimizer)
+
+
+def _saved_bytes(parts: Parts) -> int:
+    """Weights that have several names are written once."""
+    saved = {weight.data_ptr(): weight.nbytes for weight in parts.checkpoint_weights.values()}
+    return sum(saved.values())
+
+
 def optimizer_bytes(parts: Parts) -> int:
     """What the optimizer will remember: the same optimizer, stepped once on shapes without data."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -40,6 +50,12 @@ def optimizer_bytes(parts: Parts) -> int:
         ]
         optimizer = parts.optimizer(groups, parts.learning_rate)
         optimizer.step()
+    return _state_bytes(optimizer)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    import torch
+
     state = [value for values in optimizer.state.values() for value in values.values()]
     return sum(value.nbytes for value in state if isinstance(value, torch.Tensor))
 

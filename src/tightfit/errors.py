@@ -7,8 +7,12 @@ TightfitError            exit code
 │   ├── RecipeError              a strategy, its settings, or two that clash
 │   └── OutputError              the run folder or the disk under it
 ├── DoesNotFit               1   no recipe keeps to the budget; carries the closest plan
-└── RunFailed                1   a run that had started could not end
-    └── LossNotFinite            the loss became NaN or infinite
+├── RunFailed                1   a run that had started could not end
+│   ├── LossNotFinite            the loss became NaN or infinite
+│   ├── OutOfMemory              memory ran out and nothing is left to make smaller
+│   │   └── PreflightFailed          found out before the first step
+│   └── SaveFailed               a checkpoint or the model could not be written
+└── Stopped              130, 143   Ctrl-C or SIGTERM: a checkpoint was written first
 """
 
 from __future__ import annotations
@@ -20,11 +24,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tightfit.planning.plans import Plan
 
+_LONGEST = 1000  # characters
+
 
 class TightfitError(Exception):
     """What happened, the numbers, the way out."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """One line, whatever a file's names and values hold."""
+        text = "".join(character if character.isprintable() else " " for character in super().__str__())
+        line = " ".join(text.split())
+        return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
 
 
 class BadInput(TightfitError, ValueError):
@@ -72,6 +84,26 @@ class RunFailed(TightfitError):
 
 class LossNotFinite(RunFailed):
     """The loss became NaN or infinite."""
+
+
+class OutOfMemory(RunFailed):
+    """Memory ran out and nothing is left to make smaller."""
+
+
+class PreflightFailed(OutOfMemory):
+    """Found out before the first step: nothing is trained yet, and another recipe may be taken."""
+
+
+class SaveFailed(RunFailed):
+    """A checkpoint or the model could not be written."""
+
+
+class Stopped(TightfitError):
+    """Ctrl-C or SIGTERM: a checkpoint was written first."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

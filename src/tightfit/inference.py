@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tightfit.data.labels import Labels
+from tightfit.data.flaws import clean
+from tightfit.data.labels import Labels, about_unknown_labels
+from tightfit.data.limits import RowLimits
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.sources import find_sources
 from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device, find_device
 from tightfit.errors import DataError, ModelError
+from tightfit.guard import guarded
 from tightfit.record import Run, load_run
 from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from tightfit.data.slices import Batch
 
     Array = np.ndarray[Any, Any]
 
@@ -53,12 +58,14 @@ def predict(
     texts = [texts] if isinstance(texts, str) else texts
     if not texts:
         raise DataError("There is no text to label: give one or more.")
-    model, tokenizer, limit = _load(load_run(folder), find_device(device))
+    where = find_device(device)
+    model, tokenizer, limit = _load(load_run(folder), where)
     pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
-    columns = {"text": [first for first, _ in pairs]}
+    columns = {"text": [clean(first)[0] for first, _ in pairs]}
     if any(second for _, second in pairs):
-        columns["text_pair"] = [second for _, second in pairs]
-    logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
+        columns["text_pair"] = [clean(second)[0] for _, second in pairs]
+    with guarded(where, _say_nothing):
+        logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     names = model.config.id2label
@@ -78,18 +85,16 @@ def evaluate(
 
     run = load_run(folder)
     rows, held_out, notes = _rows_to_evaluate(run, data, text, label)
-    model, tokenizer, limit = _load(run, find_device(device))
+    where = find_device(device)
+    model, tokenizer, limit = _load(run, where)
     labels = Labels(run.data.labels)
     known = [i for i, label in enumerate(held_out["label"]) if label in labels.ids]
-    if len(known) < len(held_out):
-        notes = (
-            *notes,
-            f"{rows.name}: {len(held_out) - len(known):,} rows with labels unseen in training left out",
-        )
+    notes = (*notes, *about_unknown_labels(rows.name, held_out, labels))
     if not known:
         raise DataError(f"{rows.name} has no row left to evaluate on: give a file with other rows and known labels.")
     tokens = encode(held_out.select(known), tokenizer, limit, labels)
-    logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
+    with guarded(where, _say_nothing):
+        logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
     scores = find_task(run.job.task).metrics(EvalPrediction(predictions=logits, label_ids=truth))
     metrics = {f"eval_{name}": value for name, value in scores.items()}
     return Evaluation({**metrics, "eval_loss": _loss(logits, truth)}, len(known), notes)
@@ -135,16 +140,28 @@ def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokeniz
     import torch
     from transformers import DataCollatorWithPadding
 
+    from tightfit.recovery import run_in_pieces
+
     collate = DataCollatorWithPadding(tokenizer)
     order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
     out = np.empty((len(tokens), model.config.num_labels), dtype=np.float32)
     inputs = tokens.dataset.remove_columns([c for c in ("labels",) if c in tokens.dataset.column_names])
+    limits = RowLimits(ROWS_AT_ONCE)
+
+    def answer(batch: Batch) -> Array:
+        on_device = {name: value.to(model.device) for name, value in batch.items()}
+        return model(**on_device).logits.float().cpu().numpy()
+
     with torch.inference_mode():
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
-            batch = collate([inputs[row] for row in rows]).to(model.device)
-            out[rows] = model(**batch).logits.float().cpu().numpy()
+            batch = dict(collate([inputs[row] for row in rows]))
+            out[rows] = np.concatenate(run_in_pieces(answer, batch, limits, _say_nothing))
     return out
+
+
+def _say_nothing(line: str) -> None:
+    """Fewer rows at once change nothing that a user would see here."""
 
 
 def _loss(logits: Array, truth: Array) -> float:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightfit.errors import BadInput, suggest
+from tightfit.whole import write_whole
 
 
 class Job(BaseModel):
@@ -110,7 +111,7 @@ def line_of(path: Path, key: str) -> str:
 def write_job_file(path: Path, job: Job, use: list[str]) -> None:
     """Write the YAML file that `tightfit train FILE` runs again."""
     content = {**job_values(job), "use": use}
-    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), "utf-8")
+    write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def job_values(job: Job) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise BadInput(f"There is no job file '{path}': check the name.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
         raise BadInput(f"{path} is not readable as YAML: {_one_line(error)}.") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} must hold 'name: value' lines, such as 'model: bert-base-chinese'.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tightfit.data.columns import Columns
-from tightfit.data.labels import Labels, find_labels
+from tightfit.data.labels import Labels, about_unknown_labels, find_labels
 from tightfit.data.order import Buckets
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
@@ -24,7 +24,7 @@ from tightfit.units import format_count
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tightfit.planning.keeping import Keeping
+    from tightfit.planning.keeping import Keeping, Kept
     from tightfit.rehearsal.performing import Company
 
 
@@ -45,8 +45,8 @@ class Prepared:
     """What it is expected to take, where that can be told."""
     notes: tuple[str, ...]
     """What the user should know before it begins."""
-    seconds_per_step: float | None = None
-    """How long a step is expected to take, where that was asked for."""
+    kept: Kept | None = None
+    """The recipe as it was planned, where there is a budget to keep to."""
 
 
 def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = None) -> Prepared:
@@ -81,7 +81,7 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
         tokenizer=tokenizer,
         parts=parts,
         bill=bill,
-        seconds_per_step=kept.seconds_per_step if kept else None,
+        kept=kept,
         notes=(
             *(kept.notes if kept else ()),
             *data.notes,
@@ -137,13 +137,10 @@ def read_data(job: Job) -> JobData:
 def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
     """A label that was never trained cannot be guessed: such rows are left out, aloud."""
     known = [row for row, label in enumerate(validation.dataset["label"]) if label in labels.ids]
-    left_out = len(validation) - len(known)
     if not known:
         raise DataError(f"{validation.name} has none of the labels of the training data: {', '.join(labels.names)}.")
-    if not left_out:
-        return validation
-    note = f"{validation.name}: {left_out:,} rows with labels unseen in training left out"
-    return replace(validation, dataset=validation.dataset.select(known), notes=(*validation.notes, note))
+    notes = (*validation.notes, *about_unknown_labels(validation.name, validation.dataset, labels))
+    return replace(validation, dataset=validation.dataset.select(known), notes=notes)
 
 
 def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:

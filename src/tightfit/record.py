@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tightfit.errors import BadInput
 from tightfit.job import Job
+from tightfit.whole import write_whole
 
 FILE = "run.json"
 _PACKAGES = ("tightfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -85,9 +86,7 @@ class Run(_Value):
 
     def save(self) -> None:
         """Write run.json into the run folder, whole or not at all."""
-        aside = Path(self.folder) / f"{FILE}.part"
-        aside.write_text(self.to_json(), "utf-8")
-        aside.replace(Path(self.folder) / FILE)
+        write_whole(Path(self.folder) / FILE, self.to_json())
 
     def to_json(self) -> str:
         """One JSON object, readable by eye; what is no number is null."""
@@ -111,7 +110,7 @@ def load_run(folder: str | Path) -> Run:
     try:
         content: dict[str, Any] = json.loads((folder / FILE).read_text("utf-8"))
         return Run(**{**content, "folder": str(folder)})
-    except (ValueError, TypeError, OSError):
+    except (ValueError, TypeError, RecursionError, OSError):
         raise BadInput(f"{folder / FILE} is damaged or of another version of tightfit: train again.") from None
 
 

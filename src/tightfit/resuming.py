@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from tightfit.data.split import Split, load_split
+from tightfit.data.split import FOLDER, Split, load_split
 from tightfit.errors import BadInput, OutputError
 from tightfit.job import Job, read_job_file
 from tightfit.recipe import Recipe
 from tightfit.record import FILE, Run, load_run
 from tightfit.strategy import Result
+from tightfit.whole import is_leftover
 
 JOB_FILE = "job.yaml"
 _MAY_CHANGE = ("epochs", "max_steps")
@@ -21,8 +23,22 @@ def refuse_folder(folder: Path, resume: bool) -> None:
         raise OutputError(f"'{folder}' is a file: give --out the name of a folder.")
     if resume and not (folder / JOB_FILE).is_file():
         raise OutputError(f"There is no run in '{folder}' to go on with: leave out --resume, or name its folder.")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    if not resume and folder.is_dir() and not all(_is_of_no_run(path) for path in folder.iterdir()):
         raise OutputError(f"The folder '{folder}' is not empty: add --resume to go on with it, or give another --out.")
+
+
+def _is_of_no_run(path: Path) -> bool:
+    """What a process leaves that is killed before its run has begun."""
+    return is_leftover(path) or (path.name == FOLDER and path.is_dir() and not (path.parent / JOB_FILE).exists())
+
+
+def remove_beginning(folder: Path) -> None:
+    """A run that did not come to its first step leaves the folder free for another try."""
+    (folder / JOB_FILE).unlink(missing_ok=True)
+    for name in ("checkpoint-0", FOLDER):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:

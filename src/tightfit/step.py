@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from tightfit.data.limits import RowLimits
     from tightfit.data.slices import Batch
 
     Moment = Callable[[str], AbstractContextManager[None]]
 
 
 def weighed_slices(
-    model: PreTrainedModel, batch: Batch, rows: int, *, sort: bool = False
+    model: PreTrainedModel, batch: Batch, rows: int | RowLimits, *, sort: bool = False
 ) -> Iterable[tuple[float, Batch]]:
     """The slices of a batch, each with its share of the batch's labels; slices without labels teach nothing."""
     counts = label_counts(model, batch["labels"])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import PydanticUndefined
 
+from tightfit.data.limits import RowLimits
 from tightfit.device import Device
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class Parts:
     """Rows that go through the model at once."""
     layer_rows: int | None = None
     """Rows that go through one layer at once, where that is fewer than go through the model."""
+    layer_limits: RowLimits | None = None
+    """The same, for a run to make smaller when memory runs out."""
     step_in_backward: bool = False
     """Whether each parameter is stepped when its gradient arrives."""
     precision: Precision = Precision.FP32
@@ -98,6 +101,11 @@ class Parts:
     def trained_weights(self) -> dict[str, torch.Tensor]:
         """What learns, by name."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+
+    @property
+    def checkpoint_weights(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds, by name."""
+        return self.trained_weights if self.base_stays else self.model.state_dict()
 
     @property
     def base_stays(self) -> bool:

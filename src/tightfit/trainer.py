@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 import time
@@ -11,14 +12,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from safetensors import safe_open
-from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_pt_utils import nested_concat
 
 from tightfit.assembly import build_optimizer
+from tightfit.checkpoints import (
+    checkpoint_to_write,
+    damage_of,
+    keep_checkpoints,
+    loading,
+    newest_checkpoint,
+    newest_whole_checkpoint,
+    read_about,
+    write_about,
+)
 from tightfit.data.order import Buckets, BucketSampler
-from tightfit.errors import LossNotFinite
+from tightfit.disk import checkpoint_bytes
+from tightfit.errors import LossNotFinite, OutOfMemory
 from tightfit.job import Job
 from tightfit.meter import BETWEEN, Meter
-from tightfit.step import run_slices, weighed_slices
+from tightfit.oom import free_memory
+from tightfit.preflight import Worst, fly
+from tightfit.recovery import HalfDone, Recovery, Say
+from tightfit.step import label_counts, run_slices, weighed_slices
 from tightfit.strategy import Parts, Precision
 
 if TYPE_CHECKING:
@@ -29,32 +45,68 @@ SAVED_CHECKPOINTS = 2  # the best and the last
 
 
 class Trainer(transformers.Trainer):
-    """The step, the optimizer, the best weights and the meter are ours; everything else is transformers'."""
+    """The step, the optimizer, the checkpoints and the meter are ours; everything else is transformers'."""
 
-    def __init__(self, *, parts: Parts, meter: Meter, buckets: Buckets | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        parts: Parts,
+        meter: Meter,
+        buckets: Buckets | None = None,
+        say: Say = lambda line: None,
+        worst: Worst | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.optimizer: torch.optim.Optimizer | None
         self.buckets = buckets
         super().__init__(model=parts.model, **kwargs)
-        self.parts, self.meter = parts, meter
+        self.parts, self.meter, self.say = parts, meter, say
+        self.recovery = Recovery(parts, say)
+        self.worst = worst
+        """What to fly before the first step; None flies nothing."""
+        self.preflight_seconds = 0.0
+        self._resumed: Path | None = None
         self.remove_callback(PrinterCallback)
-        self.add_callback(_StepMoment(meter))
+        self.add_callback(_Moments(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """To the end. A step that was left half done is taken back by going on from the last checkpoint."""
+        while True:
+            try:
+                return super().train(resume_from_checkpoint, **kwargs)
+            except HalfDone as half_done:
+                done = f"{half_done}; the step was half done"
+            except Exception as error:
+                done = self.recovery.elsewhere(error, self.state.global_step)
+            free_memory()
+            checkpoint, _ = newest_whole_checkpoint(Path(self.args.output_dir))
+            if checkpoint is None:
+                raise OutOfMemory(f"{done}, and there is no checkpoint to go back to.")
+            self.say(f"{done}, so from {checkpoint.name} again")
+            resume_from_checkpoint = str(checkpoint)
 
     def training_step(
         self, model: torch.nn.Module, inputs: Batch, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """The whole effective batch in slices; Trainer's own count of items plays no part."""
         model.train()
-        slices = weighed_slices(
-            self.model, self._prepare_inputs(inputs), self.parts.step_rows, sort=self.parts.layer_rows is not None
+        loss = self.recovery.train(
+            lambda: self._run_batch(model, inputs), self._own_optimizer(), self.state.global_step
         )
-        loss = run_slices(model, slices, self.accelerator.backward, self.meter.moment)
         self._refuse_non_finite("loss", float(loss))
         return loss
+
+    def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
+        batch, layered = self._prepare_inputs(inputs), self.parts.layer_rows is not None
+        slices = weighed_slices(self.model, batch, self.recovery.slices, sort=layered)
+        return run_slices(model, self.recovery.watched(slices), self.accelerator.backward, self.meter.moment)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer of the recipe, built as the rehearsal builds it."""
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.parts)
+            if not self.parts.step_in_backward:
+                self._make_step_safe(self.optimizer)
         return self.optimizer
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
@@ -62,6 +114,35 @@ class Trainer(transformers.Trainer):
         if self.buckets is None:
             return super()._get_train_sampler(*args, **kwargs)
         return BucketSampler(self.buckets, self.args.seed)
+
+    def _make_step_safe(self, optimizer: torch.optim.Optimizer) -> None:
+        take = optimizer.step
+
+        def step(closure: Any = None) -> Any:
+            return self.recovery.step(lambda: take(closure), optimizer, self.state.global_step)
+
+        optimizer.step = step
+
+    def _own_optimizer(self) -> torch.optim.Optimizer:
+        """The recipe's, without accelerate around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def prediction_step(
+        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        """A batch of the evaluation, in as many pieces as memory asks for."""
+        predict = super().prediction_step
+        answers = self.recovery.evaluate(
+            lambda piece: predict(model, piece, prediction_loss_only, ignore_keys=ignore_keys), dict(inputs)
+        )
+        return answers[0] if len(answers) == 1 else self._joined(answers)
+
+    def _joined(self, answers: list[Any]) -> Any:
+        """The answers of the pieces as those of one batch; its loss is the mean over all labels."""
+        losses, logits, labels = zip(*answers, strict=True)
+        counts = [sum(label_counts(self.model, each)) for each in labels]
+        loss = sum(loss * (count / sum(counts)) for loss, count in zip(losses, counts, strict=True))
+        return loss, functools.reduce(nested_concat, logits), functools.reduce(nested_concat, labels)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with self.meter.moment("evaluate"):
@@ -93,27 +174,121 @@ class Trainer(transformers.Trainer):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """The best checkpoint is in this folder, wherever the folder was when it was written."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
-        self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        at_hand = self.state.best_global_step == self.state.global_step
+        damage = damage_of(best) if best.is_dir() and not at_hand else None
+        if damage is not None:
+            self.say(f"{best.name} was the best, but {damage}: the weights of the last step are kept")
+            self.state.best_global_step = self.state.global_step
+        self.state.best_model_checkpoint = str(best) if best.is_dir() and damage is None else None
         return super()._finalize_training(*args, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        with self.meter.moment("save"):
-            super()._save_checkpoint(model, trial)
+        """Everything that going on needs, whole or not at all."""
+        folder, step = Path(self.args.output_dir), self.state.global_step
+        self.store_flos()
+        with (
+            self.meter.moment("save"),
+            checkpoint_to_write(folder, step, checkpoint_bytes(self.parts, self._own_optimizer())) as aside,
+        ):
+            self._save(str(aside), self.parts.checkpoint_weights)
+            self._save_optimizer_and_scheduler(str(aside))
+            self._save_scaler(str(aside))
+            self._save_rng_state(str(aside))
+            self.state.save_to_json(str(aside / "trainer_state.json"))
+            write_about(aside, {"learned": self.recovery.table(), "losses": self._losses()})
+        best = folder / f"checkpoint-{self.state.best_global_step}"
+        self.state.best_model_checkpoint = str(best) if best.is_dir() else None
+        keep_checkpoints(folder, SAVED_CHECKPOINTS, best)
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """A checkpoint holds only what the base model has not; the final model is whole."""
-        if self.parts.base_stays and output_dir not in (None, self.args.output_dir):
-            state_dict = self.parts.trained_weights
-        super()._save(output_dir, state_dict=state_dict)
+    def _losses(self) -> dict[str, float]:
+        """The losses since the last line of the log, and those before; transformers would begin them anew."""
+        since_logged = {"since_logged": float(self._tr_loss), "logged_at": self._globalstep_last_logged}
+        return {**since_logged, "before": self._total_loss_scalar}
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
+        """Tensor by tensor, and with it what was learned about memory."""
+        self._resumed = Path(resume_from_checkpoint)
+        with loading(self._resumed):
+            TrainerState.load_from_json(str(self._resumed / "trainer_state.json"))
+            self.recovery.learn(read_about(self._resumed)["learned"])
+            self._load_weights(self._resumed)
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        """What a checkpoint holds; where the base model stays as it was, all else is there already."""
+        if not copy_weights(checkpoint / "model.safetensors", self.model):
+            super()._load_from_checkpoint(str(checkpoint), self.model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with loading(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with loading(checkpoint):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with loading(checkpoint):
+            super()._load_rng_state(checkpoint)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """transformers would take one more step when it goes on from a checkpoint of the last one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return
+        super()._run_epoch(*args, **kwargs)
+
+    def begin(self) -> None:
+        """Everything is ready for the first step, or for going on."""
+        self.meter.begin(BETWEEN)
+        if self._resumed is not None:
+            losses = read_about(self._resumed)["losses"]
+            self._tr_loss += losses["since_logged"]
+            self._globalstep_last_logged, self._total_loss_scalar = losses["logged_at"], losses["before"]
+            self._initial_global_step = 0
+            return
+        self._save_checkpoint(self.model, None)  # the beginning, to go back to until there is another
+        if self.worst is not None:
+            self.preflight_seconds = fly(self, self.worst)
+
+    def try_step(self, rows: list[int]) -> None:
+        """Forward, backward and step, as of a training batch with these rows; the schedule does not move."""
+        self.try_batch(rows, keep_gradients=True)
+        with self.meter.moment("step"):
+            self._own_optimizer().step()
+        self.model.zero_grad()
+
+    def try_batch(self, rows: list[int], *, keep_gradients: bool = False) -> None:
+        """Forward and backward, as of a training batch with these rows."""
+        self.training_step(self.model_wrapped, self._collated(self.train_dataset, rows))
+        if not keep_gradients:
+            self.model.zero_grad()
+
+    def try_evaluation(self, rows: list[int]) -> None:
+        """One batch of the evaluation."""
+        self.model.eval()
+        with self.meter.moment("evaluate"):
+            self.prediction_step(self.model_wrapped, self._collated(self.eval_dataset, rows), False)
+
+    def go_back_to_beginning(self) -> None:
+        """Weights as saved in checkpoint 0, no optimizer state, no gradients."""
+        self.model.zero_grad()
+        self._own_optimizer().state.clear()
+        with self.meter.moment("load-best"):
+            self._load_weights(Path(self.args.output_dir) / "checkpoint-0")
+        self.model.train()
+        free_memory()
+
+    def _collated(self, dataset: Any, rows: list[int]) -> Batch:
+        """As the loaders deliver them."""
+        dataset = self._remove_unused_columns(dataset)
+        return dict(self.data_collator(dataset.__getitems__(rows)))
 
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""
         if self.state.best_global_step == self.state.global_step:
             return  # the best weights are the ones at hand
         with self.meter.moment("load-best"):
-            weights = Path(self.state.best_model_checkpoint) / "model.safetensors"
-            if not copy_weights(weights, self.model):
-                super()._load_best_model()
+            self._load_weights(Path(self.state.best_model_checkpoint))
 
     def _refuse_non_finite(self, what: str, value: float) -> None:
         if math.isfinite(value):
@@ -126,20 +301,20 @@ class Trainer(transformers.Trainer):
         )
 
 
-class _StepMoment(TrainerCallback):
-    """Tells the meter when the optimizer works."""
+class _Moments(TrainerCallback):
+    """Tells the trainer when all is ready, and its meter when the optimizer works."""
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin(BETWEEN)
+        self.trainer.begin()
 
     def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin("step")
+        self.trainer.meter.begin("step")
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.meter.begin(BETWEEN)
+        self.trainer.meter.begin(BETWEEN)
 
 
 class StepClock(TrainerCallback):
@@ -160,6 +335,11 @@ class StepClock(TrainerCallback):
     def begin(self) -> None:
         """The first epoch begins, with what has to be done before its first step."""
         self._epoch = time.perf_counter()
+
+    def leave_out(self, seconds: float) -> None:
+        """So much of the first epoch was only tried out."""
+        if self.epochs:
+            self.epochs[0] -= seconds
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._start = time.perf_counter()
@@ -226,9 +406,3 @@ def copy_weights(file: Path, model: torch.nn.Module) -> bool:
         for name in saved.keys():  # noqa: SIM118, it is not a dict
             own[name].copy_(saved.get_tensor(name))
     return True
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written to its end: the trainer's state comes last."""
-    whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
-    return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.budget import Budget
+from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
-from tightfit.errors import BadInput, suggest
+from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, suggest
+from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
+from tightfit.oom import forget, free_memory, freed_after_failure
 from tightfit.preparation import Prepared, buckets_of, prepare
 from tightfit.recipe import Recipe
-from tightfit.record import Data, Measured, Predicted, Run, versions
-from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows
+from tightfit.record import FILE, Data, Measured, Predicted, Run, versions
+from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows, remove_beginning
 from tightfit.tasks import find_task
+from tightfit.whole import remove_leftovers, whole_folder
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from tightfit.adapter import Adapter
+    from tightfit.features import Tell
+    from tightfit.pauses import SaveEvery
+    from tightfit.planning.keeping import Keeping
+    from tightfit.recovery import Say
     from tightfit.rehearsal.bill import Bill
-    from tightfit.report.progress import Progress
+    from tightfit.report.screen import Screen
     from tightfit.trainer import StepClock, Trainer
 
 
+SAVE_EVERY = "30 minutes"
+
+
+@freed_after_failure
 def train(
     job: Job,
     use: str | Sequence[str] = (),
@@ -42,38 +54,112 @@ def train(
     resume: bool = False,
     report_to: Sequence[str] = (),
     quiet: bool = False,
+    save_every: str = SAVE_EVERY,
+    preflight: bool = True,
 ) -> Run:
     """Train a job with the strategies in `use` and write the trained model and its record to `out`.
 
     With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, or
-    names a whole recipe that was planned before and is taken as it is where it still fits.
+    names a whole recipe that was planned before and is taken as it is where it still fits. The run is held to the
+    budget, and if its pre-flight fails a smaller recipe is taken.
+    A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
+    epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
     """
+    from tightfit.pauses import SaveEvery
     from tightfit.report.screen import Screen
 
     screen, folder = Screen(quiet=quiet), Path(out)
     words = [use] if isinstance(use, str) else list(use)
     job, recipe = job.with_full_paths(), Recipe.parse(words)
+    every = SaveEvery.parse(save_every)
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
+    checkpoint, passed_over = newest_whole_checkpoint(folder) if resume else (None, [])
     where = find_device(device)
+    limit = Budget.of(budget, where) if budget is not None else None
     keeping = None
-    if budget is not None and not resume:
+    if limit is not None and not resume:
         from tightfit.planning.keeping import Keeping
         from tightfit.planning.wishes import Wishes
 
         wishes = Wishes.of(() if planned else words, avoid, allow)
-        keeping = Keeping(Budget.of(budget, where), wishes, recipe if planned else None)
-    meter = _start_meter(where)
-    with screen.status("Reading the data and the model"):
-        prepared = prepare(job, recipe, where, keeping)
-        _refuse_to_begin(prepared, folder, resume)
-    for note in prepared.notes:
+        keeping = Keeping(limit, wishes, recipe if planned else None)
+    how = _How(
+        folder=folder,
+        screen=screen,
+        device=where,
+        budget=limit.size if limit else None,
+        every=every,
+        report_to=report_to,
+        preflight=preflight,
+        resume=resume,
+        checkpoint=checkpoint,
+        learned=passed_over,
+    )
+    for note in passed_over:
         screen.say(note)
-    with screen.progress(meter) as progress:
-        return _run(prepared, folder, meter, resume, list(report_to), progress)
+    return _run_what_flies(how, job, recipe, keeping)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _How:
+    """How a run is carried out, whatever its recipe."""
+
+    folder: Path
+    screen: Screen
+    device: Device
+    budget: int | None
+    """Bytes that it is held to."""
+    every: SaveEvery
+    report_to: Sequence[str]
+    preflight: bool
+    resume: bool
+    checkpoint: Path | None
+    """What it goes on from."""
+    learned: list[str]
+    """What happens on the way, for the record."""
+
+    def say(self, line: str) -> None:
+        """What happens in a run is said at once and written into its record."""
+        self.screen.say(line)
+        self.learned.append(line)
+
+
+def _run_what_flies(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None) -> Run:
+    """Under a budget a recipe whose pre-flight fails is followed by the next smaller one."""
+    failure: str | None = None
+    while True:
+        meter = _start_meter(how.device)
+        try:
+            prepared = _prepare(how, job, recipe, keeping)
+        except DoesNotFit:
+            if failure is None:
+                raise
+            raise PreflightFailed(failure) from None
+        try:
+            return _run(how, prepared, meter)
+        except PreflightFailed as error:
+            if how.checkpoint is None:
+                remove_beginning(how.folder)
+            if keeping is None or prepared.kept is None:
+                raise
+            failure, keeping = str(error), keeping.below(prepared.kept)
+            forget(error)
+        how.say(f"{' '.join(prepared.recipe.words) or 'plain'} did not pass its pre-flight ({failure}): planned again")
+        del prepared  # the next one needs its memory
+        free_memory()
+
+
+def _prepare(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None) -> Prepared:
+    with how.screen.status("Reading the data and the model"):
+        prepared = prepare(job, recipe, how.device, keeping)
+        _refuse_to_begin(prepared, how.folder, how.resume)
+    for note in prepared.notes:
+        how.screen.say(note)
+    return prepared
 
 
 def refuse_unknown_trackers(names: Sequence[str]) -> None:
@@ -96,10 +182,9 @@ def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
 
     if resume:
         refuse_other_rows(folder, prepared.split)
-    at_once = min(SAVED_CHECKPOINTS + 1, math.ceil(prepared.job.epochs))
     rows = len(prepared.train) + len(prepared.validation)
-    there = len(list(folder.glob("checkpoint-*")))
-    refuse_full_disk(folder, prepared.parts, at_once - there, kept_bytes(prepared.parts, rows))
+    at_once = SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*")))
+    refuse_full_disk(folder, prepared.parts, at_once, kept_bytes(prepared.parts, rows))
 
 
 def _start_meter(device: Device) -> Meter:
@@ -109,52 +194,102 @@ def _start_meter(device: Device) -> Meter:
     return meter_for(device)
 
 
-def _run(prepared: Prepared, folder: Path, meter: Meter, resume: bool, report_to: list[str], progress: Progress) -> Run:
-    from tightfit.features import keep_features
-    from tightfit.report.card import write_card
-    from tightfit.trainer import StepClock, newest_checkpoint
+def _run(how: _How, prepared: Prepared, meter: Meter) -> Run:
+    from tightfit.pauses import Pauses
+    from tightfit.trainer import StepClock
 
-    clock = StepClock()
-    folder.mkdir(parents=True, exist_ok=True)
-    trainer = _trainer(prepared, folder, meter, report_to, [progress, clock])
-    save_split(folder, prepared.split)
-    write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
-    checkpoint = newest_checkpoint(folder) if resume else None
+    pauses = Pauses(how.every, how.screen.say)
+    with (
+        how.screen.progress(meter) as progress,
+        pauses.listening(),
+        guarded(how.device, how.screen.say, how.budget),
+    ):
+        trainer = _trainer(
+            prepared, how.folder, meter, how.report_to, [progress, pauses], how.say, preflight=how.preflight
+        )
+        _begin(prepared, how.folder, how.resume)
+        clock = StepClock()
+        trainer.add_callback(clock)
+        seconds = _train(how, prepared, trainer, clock, progress.on_features)
+        return _finish(how, prepared, trainer, clock, seconds)
+
+
+def _train(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, tell: Tell) -> float:
+    """The frozen part once, where it is to run only once, then every step. Returns the seconds."""
+    from tightfit.features import keep_features
+
     start = time.perf_counter()
     clock.begin()
     if prepared.parts.trunk:
-        keep_features(trainer, prepared, progress.on_features)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    seconds = time.perf_counter() - start
-    sizes = prepared.parts.parameters, prepared.parts.trainable_parameters
-    with meter.moment("save"):
-        _save_model(trainer, folder, prepared.parts.adapter)
-    run = _record(prepared, folder, trainer, _measured(meter, seconds, clock), *sizes)
-    write_card(run)
-    run.save()
+        keep_features(trainer, prepared, tell)
+    trainer.train(resume_from_checkpoint=str(how.checkpoint) if how.checkpoint else None)
+    clock.leave_out(trainer.preflight_seconds)
+    return time.perf_counter() - start - trainer.preflight_seconds
+
+
+def _finish(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, seconds: float) -> Run:
+    """The model and the record."""
+    from tightfit.report.card import write_card
+
+    folder, parts = how.folder, prepared.parts
+    sizes = parts.parameters, parts.trainable_parameters  # before an adapter is taken out
+    with trainer.meter.moment("save"), what_fails_is_said(folder / "model.safetensors"):
+        save_model(trainer, folder, parts.adapter)
+    run = _record(how, prepared, trainer, _measured(trainer.meter, seconds, clock), *sizes)
+    with what_fails_is_said(folder / FILE):
+        write_card(run)
+        run.save()
     return run
 
 
-def _save_model(trainer: Trainer, folder: Path, adapter: Adapter | None) -> None:
-    """The trained model as an ordinary one; what learnt beside its weights is in them or in files of its own."""
-    if adapter:
-        if not adapter.merge:
-            adapter.save(folder)
-        adapter.take_out()
-    trainer.save_model()
+def _begin(prepared: Prepared, folder: Path, resume: bool) -> None:
+    """Write down what is trained on. The job comes last: it makes a folder a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
+    if not resume:
+        save_split(folder, prepared.split)
+    write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
+
+
+def save_model(trainer: Trainer, folder: Path, adapter: Adapter | None) -> None:
+    """Write the model aside and put its files in their places one after the other: none is ever half there.
+
+    It is an ordinary one; what learnt beside its weights is in them or in files of its own.
+    """
+    with whole_folder(folder / "model") as aside:
+        if adapter:
+            if not adapter.merge:
+                adapter.save(aside)
+            adapter.take_out()
+        trainer.save_model(str(aside))
+    for path in sorted((folder / "model").iterdir()):
+        path.replace(folder / path.name)
+    (folder / "model").rmdir()
 
 
 def _trainer(
-    prepared: Prepared, folder: Path, meter: Meter, report_to: list[str], callbacks: list[TrainerCallback]
+    prepared: Prepared,
+    folder: Path,
+    meter: Meter,
+    report_to: Sequence[str],
+    callbacks: list[TrainerCallback],
+    say: Say,
+    *,
+    preflight: bool,
 ) -> Trainer:
+    from tightfit.preflight import find_worst
     from tightfit.trainer import Trainer, training_arguments
 
-    task = find_task(prepared.job.task)
+    task, job, parts = find_task(prepared.job.task), prepared.job, prepared.parts
+    buckets, lengths = buckets_of(parts, prepared.train), (prepared.train.lengths, prepared.validation.lengths)
+    worst = find_worst(job, parts, *lengths, buckets) if preflight else None
     return Trainer(
-        parts=prepared.parts,
+        parts=parts,
         meter=meter,
-        buckets=buckets_of(prepared.parts, prepared.train),
-        args=training_arguments(prepared.job, prepared.parts, folder, report_to),
+        buckets=buckets,
+        say=say,
+        worst=worst,
+        args=training_arguments(job, parts, folder, list(report_to)),
         train_dataset=prepared.train.dataset,
         eval_dataset=prepared.validation.dataset,
         processing_class=prepared.tokenizer,
@@ -176,11 +311,11 @@ def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
 
 
 def _record(
-    prepared: Prepared, folder: Path, trainer: Trainer, measured: Measured, parameters: int, trainable: int
+    how: _How, prepared: Prepared, trainer: Trainer, measured: Measured, parameters: int, trainable: int
 ) -> Run:
     parts = prepared.parts
     return Run(
-        folder=str(folder),
+        folder=str(how.folder),
         job=prepared.job,
         recipe=prepared.recipe.words,
         result=prepared.recipe.result.value,
@@ -198,10 +333,10 @@ def _record(
         trainable_parameters=trainable,
         steps=trainer.state.global_step,
         measured=measured,
-        predicted=_predicted(prepared.bill, prepared.seconds_per_step),
-        metrics=_best_metrics(trainer.state.log_history),
+        predicted=_predicted(prepared.bill, prepared.kept.seconds_per_step if prepared.kept else None),
+        metrics=_best_metrics(trainer.state.log_history, trainer.state.best_global_step),
         history=trainer.state.log_history,
-        notes=list(prepared.notes),
+        notes=[*prepared.notes, *how.learned],
         versions=versions(),
     )
 
@@ -213,9 +348,9 @@ def _predicted(bill: Bill | None, seconds_per_step: float | None) -> Predicted:
     return Predicted(peak_bytes=bill.peak, moments=totals, seconds_per_step=seconds_per_step)
 
 
-def _best_metrics(history: list[dict[str, float]]) -> dict[str, float]:
+def _best_metrics(history: list[dict[str, float]], kept: int | None) -> dict[str, float]:
     """The metrics of the epoch whose weights were kept, and the mean training loss."""
     evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = max(evaluations, key=lambda entry: (entry["eval_f1"], -entry["eval_loss"]), default={"epoch": 0.0})
+    best = next((entry for entry in evaluations if entry["step"] == kept), {"epoch": 0.0})
     scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
     return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}

@@ -79,11 +79,12 @@ class FrozenTrunk:
         """The answer of the head, or of another with its weights, and what the trunk said to it, to be derived by."""
         self.model.eval()
         self._listening = True
-        with torch.enable_grad():
-            answer = functional_call(self.model, head or {}, (), _without_labels(batch))
-        self._listening = False
-        heard, self._heard = self._heard, None  # nothing of it stays
-        return getattr(answer, "logits", None), heard
+        try:
+            with torch.enable_grad():
+                answer = functional_call(self.model, head or {}, (), _without_labels(batch))
+            return getattr(answer, "logits", None), self._heard
+        finally:  # nothing of it stays, also when memory ran out
+            self._listening, self._heard = False, None
 
     def refuse_other_answer(self, features: Batch, expected: torch.Tensor) -> None:
         """The features must make the head say what it says of the texts themselves."""

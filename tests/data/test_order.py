@@ -64,7 +64,7 @@ def test_buckets_are_dealt_out_as_foretold(tiny_model: Path, reviews: Path, tmp_
             seen.append(inputs["attention_mask"].sum(dim=1).tolist())
             return super().training_step(model, inputs, num_items_in_batch)
 
-    running = _trainer(prepared, tmp_path, meter_for(where), [], [])
+    running = _trainer(prepared, tmp_path, meter_for(where), [], [], print, preflight=False)
     running.__class__ = Watching
     running.train()
     lengths, buckets = prepared.train.lengths, buckets_of(prepared.parts, prepared.train)

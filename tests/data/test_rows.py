@@ -21,9 +21,42 @@ def test_empty_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     rows, _ = load_rows(str(tmp_path / "a.csv"))
     assert list(rows.dataset["text"]) == ["good", "bad"]
     assert [note.split(": ")[1] for note in rows.notes] == [
-        "2 rows without text dropped",
-        "1 row without a label dropped",
+        "2 rows without text dropped (lines 3, 4)",
+        "1 row without a label dropped (line 5)",
     ]
+
+
+def test_broken_rows_are_mended_or_dropped_and_named(tmp_path: Path) -> None:
+    """Each as the note says; none reaches the model."""
+    rows = [
+        {"label": 1, "text": "good"},
+        {"label": 0, "text": ["a", "list"]},
+        {"label": {"an": "object"}, "text": "x"},
+        {"label": 0, "text": "a\u0000b\u001bc\n\td"},
+        {"label": 1, "text": "half \ud83d"},
+        {"label": 0, "text": "long " * 200_000},
+        {"label": 1, "text": True},
+        {"label": 0, "text": 12.5},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+    found, _ = load_rows(str(tmp_path / "a.jsonl"))
+    texts = list(found.dataset["text"])
+    assert [text[:12] for text in texts] == ["good", "a b c\n\td", "half ?", "long long lo", "True", "12.5"]
+    assert len(texts[3]) == 100_000
+    assert [note.split(": ")[1] for note in found.notes] == [
+        "1 row whose text is a list, an object or bytes dropped (line 2)",
+        "1 row whose label is a list, an object or bytes dropped (line 3)",
+        "1 row with control characters, which are read as spaces (line 4)",
+        "1 row with half a character (a lone surrogate), which is read as '?' (line 5)",
+        "1 row of more than 100,000 characters, of which the first are read (line 6)",
+    ]
+
+
+def test_many_lines_are_not_all_named(tmp_path: Path) -> None:
+    lines = "".join(f"{number % 2},{'' if number > 3 else 'text'}\n" for number in range(20))
+    (tmp_path / "a.csv").write_text("label,review\n" + lines, "utf-8")
+    found, _ = load_rows(str(tmp_path / "a.csv"))
+    assert found.notes[0].endswith("16 rows without text dropped (lines 6, 7, 8, 9, 10 and 11 more)")
 
 
 def test_labels_of_every_kind(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ def detect_encoding(path: Path) -> str:
         start = file.read(4)
     for mark, encoding in _MARKS.items():
         if start.startswith(mark):
+            _refuse_undecodable(path, encoding)
             return encoding
     line = _first_undecodable_line(path, "utf-8")
     if line is None:
@@ -26,6 +27,16 @@ def detect_encoding(path: Path) -> str:
     raise DataError(
         f"{path} is neither utf-8 nor gb18030 (first bad byte on line {line}): save it as utf-8 and try again."
     )
+
+
+def _refuse_undecodable(path: Path, encoding: str) -> None:
+    """A file may begin with a mark and not keep to it."""
+    line = _first_undecodable_line(path, encoding)
+    if line is not None:
+        raise DataError(
+            f"{path} is marked as {encoding.removesuffix('-sig')} and is not (first bad byte on line {line}): "
+            "save it as utf-8 and try again."
+        )
 
 
 def _first_undecodable_line(path: Path, encoding: str) -> int | None:

@@ -6,6 +6,8 @@ place, so rows can be written in any order and those that a training never meets
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +39,8 @@ class KeptRows(torch.utils.data.Dataset):
         joined = np.concatenate([columns[name] for name in self._columns], axis=1)
         for row, content in zip(rows, joined, strict=True):
             self._file.seek(row * len(content))
-            self._file.write(content.tobytes())
+            if self._file.write(content.tobytes()) < len(content):  # a disk that fills up takes what it can
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """What torch's loader asks for; nothing is left to collate."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
+from tightfit.data.flaws import named
 from tightfit.data.rows import Rows
 from tightfit.errors import DataError
 
@@ -32,6 +34,13 @@ def find_labels(rows: Rows, *, will_be_split: bool) -> Labels:
     if will_be_split:
         _refuse_single_rows(rows, counts)
     return Labels(tuple(sorted(counts, key=_order)))
+
+
+def about_unknown_labels(name: str, dataset: Any, labels: Labels) -> tuple[str, ...]:
+    """Rows whose label was never trained cannot be scored."""
+    pairs = zip(dataset["line"], dataset["label"], strict=True)
+    lines = [line for line, label in pairs if label not in labels.ids]
+    return (f"{name}: {len(lines):,} rows with labels unseen in training left out ({named(lines)})",) if lines else ()
 
 
 def _refuse_single_rows(rows: Rows, counts: Counter[str]) -> None:

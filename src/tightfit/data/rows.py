@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import math
+import os
 import re
 import shutil
 import tempfile
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tightfit.data.columns import Columns, find_columns
+from tightfit.data.flaws import DROPPED, WITHOUT_TEXT, Flaw, clean, notes_on
 from tightfit.data.sources import Source, find_sources
 from tightfit.errors import DataError, suggest
 
@@ -60,20 +64,16 @@ def read_rows(source: Source, columns: Columns) -> Rows:
     """Read a source's rows to Arrow on disk and drop the ones that hold nothing to learn from."""
     _refuse_missing_columns(source, columns)
     everything = _to_arrow(source, columns)
-    with_text = everything.filter(_has_text, input_columns=["text"])
-    clean = with_text.filter(_has_text, input_columns=["label"]) if columns.label else with_text
-    if not len(with_text):
+    flaws = np.asarray(everything["flaws"][:], dtype=np.int64)
+    if (flaws & int(WITHOUT_TEXT)).all():
         raise DataError(
             f"{source.name}: the column '{columns.text[0]}' is empty in every row: choose another with --text."
         )
-    if not len(clean):
+    kept = np.flatnonzero(flaws & int(DROPPED) == 0)
+    if not len(kept):
         raise DataError(f"{source.name}: the column '{columns.label}' holds no label: choose another with --label.")
-    notes = (
-        *source.notes,
-        *_count(source.name, "without text", len(everything) - len(with_text)),
-        *_count(source.name, "without a label", len(with_text) - len(clean)),
-    )
-    return Rows(source, clean, columns, notes)
+    notes = (*source.notes, *notes_on(source.name, flaws, everything["line"][:]))
+    return Rows(source, everything.select(kept).remove_columns("flaws"), columns, notes)
 
 
 def _refuse_missing_columns(source: Source, columns: Columns) -> None:
@@ -85,20 +85,12 @@ def _refuse_missing_columns(source: Source, columns: Columns) -> None:
             raise DataError(f"{name} has no column '{missing[0]}': {suggest(missing[0], there)}")
 
 
-def _has_text(value: str) -> bool:
-    return bool(value)
-
-
-def _count(name: str, what: str, number: int) -> tuple[str, ...]:
-    return (f"{name}: {number} row{'s' if number > 1 else ''} {what} dropped",) if number else ()
-
-
 def _to_arrow(source: Source, columns: Columns) -> Any:
     from datasets import Dataset, Features, Value
     from datasets.exceptions import DatasetGenerationError
 
     names = ["text", *(["text_pair"] if len(columns.text) == 2 else []), "label"]
-    numbers = {"line": Value("int64"), "row": Value("int64")}
+    numbers = {"line": Value("int64"), "row": Value("int64"), "flaws": Value("int64")}
     features = Features({**{name: Value("string") for name in names}, **numbers})
     try:
         return Dataset.from_generator(
@@ -121,30 +113,38 @@ def _arrow_folder() -> str:
     home = Path(datasets.config.HF_DATASETS_CACHE)
     try:
         home.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix="tightfit-", dir=home)
+        _remove_orphans(home)
+        folder = tempfile.mkdtemp(prefix=f"tightfit-{os.getpid()}-", dir=home)
     except OSError:  # a home that cannot be written to
         folder = tempfile.mkdtemp(prefix="tightfit-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
+def _remove_orphans(home: Path) -> None:
+    """Files of processes that were killed and could not tidy up."""
+    import psutil
+
+    for folder in home.glob("tightfit-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _generate(source: Source, columns: Columns) -> Iterator[dict[str, Any]]:
     for number, (line, row) in enumerate(source.rows()):
-        texts = [_as_text(row.get(column)) for column in columns.text]
-        pair = {"text_pair": texts[1]} if len(texts) == 2 else {}
-        label = _as_label(row.get(columns.label)) if columns.label else ""
-        yield {"text": texts[0], **pair, "label": label, "line": line, "row": number}
+        cells = [clean(row.get(column)) for column in columns.text]
+        texts = {name: text for name, (text, _) in zip(("text", "text_pair"), cells, strict=False)}
+        flaws = cells[0][1] | (cells[-1][1] & ~Flaw.NO_TEXT)  # the second text of a pair may be empty
+        label, label_flaws = _as_label(row.get(columns.label)) if columns.label else ("", Flaw.NONE)
+        yield {**texts, "label": label, "line": line, "row": number, "flaws": int(flaws | label_flaws)}
 
 
-def _as_text(value: Any) -> str:
-    if value is None or isinstance(value, (list, dict, bytes)):
-        return ""
-    # A lone surrogate (half an emoji, cut by some other program) cannot be stored as utf-8.
-    return str(value).strip().encode("utf-8", "replace").decode("utf-8")
-
-
-def _as_label(value: Any) -> str:
+def _as_label(value: Any) -> tuple[str, Flaw]:
     """Labels as text; 1, 1.0 and "1.0" are one label, the number NaN is none."""
     if isinstance(value, float) and math.isnan(value):
-        return ""
-    return re.sub(r"^(-?\d+)\.0+$", r"\1", _as_text(value))
+        return "", Flaw.NO_LABEL
+    text, flaws = clean(value)
+    if not text:
+        return "", Flaw.LABEL_OF_NO_USE if Flaw.TEXT_OF_NO_USE in flaws else Flaw.NO_LABEL
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text), flaws

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tightfit.data.limits import RowLimits
+
 if TYPE_CHECKING:
     import torch
 
@@ -15,16 +17,19 @@ IGNORED = -100  # the label that losses pass over
 
 
 def cut_slices(
-    batch: Batch, rows: int, *, encoder_decoder: bool = False, sort: bool = False
+    batch: Batch, rows: int | RowLimits, *, encoder_decoder: bool = False, sort: bool = False
 ) -> Iterator[tuple[list[int], Batch]]:
     """Cut a batch into slices of at most `rows` rows, longest first; with each, the rows of the batch it holds."""
+    limits = RowLimits(rows) if isinstance(rows, int) else rows
     inputs = row_spans(_used_inputs(batch, encoder_decoder))
     targets = row_spans(batch["labels"] != IGNORED) if encoder_decoder and _are_tokens(batch) else None
     order = list(range(len(inputs)))
-    if sort or len(order) > rows:
+    if sort or len(order) > limits.at(max(end - first for first, end in inputs)):
         order.sort(key=lambda row: inputs[row][0] - inputs[row][1])
-    for start in range(0, len(order), rows):
-        chosen = order[start : start + rows]
+    while order:
+        first, end = inputs[order[0]]
+        chosen = order[: limits.at(end - first)]
+        order = order[len(chosen) :]
         whole = chosen == list(range(len(inputs)))
         piece = batch if whole else {key: value[chosen] for key, value in batch.items()}
         yield chosen, _trim(piece, _hull(inputs, chosen), _hull(targets, chosen) if targets else None)

@@ -12,9 +12,10 @@ import numpy as np
 
 from tightfit.data.rows import Rows
 from tightfit.errors import BadInput
+from tightfit.whole import whole_folder
 
 HELD_OUT = 0.1
-_FOLDER = "split"
+FOLDER = "split"
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,10 @@ def _draw(labels: np.ndarray[Any, Any], chance: np.random.Generator) -> np.ndarr
 
 def save_split(folder: Path, split: Split) -> None:
     """Write the held-out lines and the fingerprints of the training rows into the run folder."""
-    target = folder / _FOLDER
-    target.mkdir(parents=True, exist_ok=True)
     about = {"digest": split.digest, "validation_rows": list(split.validation["row"])}
-    (target / "validation.json").write_text(json.dumps(about), "utf-8")
-    np.save(target / "train.npy", fingerprints(split.train), allow_pickle=False)
+    with whole_folder(folder / FOLDER) as aside:
+        (aside / "validation.json").write_text(json.dumps(about), "utf-8")
+        np.save(aside / "train.npy", fingerprints(split.train), allow_pickle=False)
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class SavedSplit:
 def load_split(folder: Path) -> SavedSplit:
     """Read what a run folder remembers of its split."""
     try:
-        about = json.loads((folder / _FOLDER / "validation.json").read_text("utf-8"))
-        trained = np.load(folder / _FOLDER / "train.npy", allow_pickle=False)
+        about = json.loads((folder / FOLDER / "validation.json").read_text("utf-8"))
+        trained = np.load(folder / FOLDER / "train.npy", allow_pickle=False)
         return SavedSplit(about["digest"], about["validation_rows"], trained)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError):
         raise BadInput(
-            f"'{folder}' has lost its '{_FOLDER}' folder, so its training rows are not known: train again."
+            f"'{folder}' has lost its '{FOLDER}' folder, so its training rows are not known: train again."
         ) from None
 
 

@@ -130,7 +130,7 @@ def _json(table: Table) -> Iterator[Row]:
         raise DataError(f"{table.path} is empty: give a list of objects.")
     try:
         content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         yield from _json_lines(table)
         return
     if isinstance(content, dict):
@@ -152,7 +152,7 @@ def _list_inside(content: dict[str, Any]) -> list[Any]:
 def _parse_json(path: Path, content: str, line: int) -> Any:
     try:
         return json.loads(content)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} line {line} is not JSON ({error}): correct or remove it.") from None
 
 

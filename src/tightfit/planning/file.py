@@ -13,6 +13,7 @@ from tightfit.errors import BadInput, suggest
 from tightfit.job import Job, job_values, line_of
 from tightfit.planning.plans import Plan
 from tightfit.units import format_bytes
+from tightfit.whole import write_whole
 
 VERSION = 1
 _HEAD = "# Made by `tightfit plan`. `tightfit train {name}` runs it, after checking that it still fits.\n"
@@ -49,7 +50,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     content = {**job_values(job), "use": plan.recipe.words, "plan": note.model_dump()}
     text = _HEAD.format(name=path.name) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
+    write_whole(path, text)
 
 
 def read_note(path: Path, content: Any) -> PlanNote:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from tightfit.budget import Budget
@@ -23,10 +23,12 @@ from tightfit.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class Kept:
-    """A recipe that keeps to the budget, and the time it was said to take."""
+    """A recipe that keeps to the budget, and the time and memory it was said to take."""
 
     recipe: Recipe
     seconds_per_step: float
+    at_most: int
+    """Bytes, with the margin."""
     notes: tuple[str, ...]
 
 
@@ -38,6 +40,12 @@ class Keeping:
     wishes: Wishes
     planned: Recipe | None = None
     """What was planned before, to be taken as it is where it still fits."""
+    failed: int | None = None
+    """What a recipe was said to take that then did not pass its pre-flight: only smaller ones are looked at."""
+
+    def below(self, kept: Kept) -> Keeping:
+        """The same, after a recipe has failed."""
+        return replace(self, planned=None, failed=kept.at_most)
 
     def choose(self, company: Company, lengths: Lengths) -> Kept:
         """The recipe; raises DoesNotFit. What it leaves in memory would count against the budget, so it leaves none."""
@@ -51,11 +59,17 @@ class Keeping:
         if option is not None and option.at_most > self.budget.size:
             notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
             option = None
-        option = option or planner.plan(self.budget, self.wishes).chosen
+        option = option or planner.plan(self._limit, self.wishes).chosen
         time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
         about = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
         notes.append(f"{self.budget}: {option.title}, {about}")
-        return Kept(option.recipe, option.seconds_per_step, tuple(notes))
+        return Kept(option.recipe, option.seconds_per_step, option.at_most, tuple(notes))
+
+    @property
+    def _limit(self) -> Budget:
+        """The budget, or less."""
+        size = self.budget.size
+        return replace(self.budget, size=size if self.failed is None else min(size, self.failed - 1))
 
 
 def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:

@@ -26,7 +26,7 @@ class Shapes:
     slices: tuple[Extent, ...]
     evaluation: Extent
     first: tuple[Extent, ...] = ()
-    """Of the first batch, when there is no optimizer state yet; the others are the largest after it."""
+    """Of the first batch, when there is no optimizer state yet; the others are the largest of all."""
     batch: int = 1
     """Which batch holds the first of them, counted from 1."""
     batches: int = 1
@@ -115,18 +115,21 @@ class Lengths:
         return total
 
     def worst(self, parts: Parts) -> Shapes:
-        """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first."""
+        """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first.
+
+        Before the first step the largest batch of all is tried out with the optimizer's state in memory, so it does not
+        help if it is the first one and would meet none.
+        """
         longest = 1 if parts.trunk else parts.max_length
         cut = self.dealt_to(parts).batches
-        later = cut[1:] if len(cut) > 1 else cut
         starts = range(0, cut.shape[1], parts.step_rows)[:2]
         rows = min(parts.evaluation_rows, len(self.validation))
-        ragged = [_ragged(later[:, start : start + parts.step_rows]) for start in starts]
+        ragged = [_ragged(cut[:, start : start + parts.step_rows]) for start in starts]
         trunk = self._through_the_trunk(parts) if parts.trunk else ()
-        fullest = later[later.sum(axis=1).argmax()]
+        fullest = cut[cut.sum(axis=1).argmax()]
         return Shapes(
             texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
-            slices=tuple(_largest(later[:, start : start + parts.step_rows]) for start in starts),
+            slices=tuple(_largest(cut[:, start : start + parts.step_rows]) for start in starts),
             evaluation=(rows, min(self.validation[0], longest)),
             first=tuple(_largest(cut[:1, start : start + parts.step_rows]) for start in starts),
             batch=int(cut[:, 0].argmax()) + 1,

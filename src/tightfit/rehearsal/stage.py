@@ -190,7 +190,7 @@ def _save_and_load_best(parts: Parts, tape: Tape) -> None:
     tape.begin("save")
     if parts.device.kind != "cuda":
         with tape.moment("load-best"), torch.no_grad():
-            for weight in parts.model.state_dict().values():
+            for weight in parts.checkpoint_weights.values():
                 weight.copy_(torch.empty_like(weight))
     if parts.adapter:
         with tape.moment("save"):

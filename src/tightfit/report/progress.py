@@ -43,6 +43,8 @@ class Progress(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        for earlier in self.bar.task_ids:  # a run that goes back to a checkpoint begins once more
+            self.bar.remove_task(earlier)
         self.task = self.bar.add_task("training", total=state.max_steps, completed=state.global_step, about="")
         if self.console.is_terminal:
             self.bar.start()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tightfit.data.limits import RowLimits
 from tightfit.errors import RecipeError
 from tightfit.layers import layer_stacks
 from tightfit.pieces import Piece, cut_by_tokens
@@ -48,31 +49,33 @@ class SliceLayers(Strategy):
         stacks = layer_stacks(parts.model)
         if not stacks:
             raise RecipeError(f"'{self.name}' finds no layers in {type(parts.model).__name__}: use slice in its place.")
-        pieces = _Pieces(self.size)
+        limits = RowLimits(self.size)
+        pieces = _Pieces(limits)
         parts.model.register_forward_pre_hook(pieces.look, with_kwargs=True)
         for layer in (layer for stack in stacks for layer in stack):
             layer.forward = _SlicedForward(layer, layer.forward, pieces)
-        return replace(parts, layer_rows=min(self.size, parts.batch_size))
+        return replace(parts, layer_rows=min(self.size, parts.batch_size), layer_limits=limits)
 
 
 class _Pieces:
     """How the batch at hand is cut. Pieces hold as many tokens as `size` of its longest texts, so more short ones."""
 
-    def __init__(self, size: int) -> None:
-        self.size, self.width = size, 0
+    def __init__(self, limits: RowLimits) -> None:
+        self.limits, self.width = limits, 0
         self._cut: list[Piece] | None = None
 
     def look(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Before the model runs: how long are the texts?"""
         lengths = None if getattr(model.config, "is_encoder_decoder", False) else _lengths(kwargs.get("attention_mask"))
         self.width = kwargs["input_ids"].shape[1]
-        self._cut = cut_by_tokens(lengths, self.size * self.width) if lengths else None
+        self._cut = cut_by_tokens(lengths, self.limits.at(self.width) * self.width) if lengths else None
 
     def of(self, batch: int, width: int) -> list[Piece]:
         """Rows and tokens of each piece; where a layer does not see the batch as it was, by rows alone."""
         if self._cut is not None and self.width == width and self._cut[-1].end == batch:
             return self._cut
-        return [Piece(start, min(start + self.size, batch), width) for start in range(0, batch, self.size)]
+        size = self.limits.at(width)
+        return [Piece(start, min(start + size, batch), width) for start in range(0, batch, size)]
 
 
 def _lengths(mask: torch.Tensor | None) -> list[int] | None:

@@ -1,0 +1,190 @@
+"""Recovery: what ran out of memory is done again with fewer rows at once.
+
+The effective batch, the step and the random numbers stay as they were; only how many rows go through the model at a
+time changes, for texts of that length. An optimizer's step that was left half done cannot be taken back in memory:
+`HalfDone` says so, and the trainer goes back to its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tightfit.data.limits import RowLimits
+from tightfit.errors import OutOfMemory
+from tightfit.ledger import Ledger
+from tightfit.oom import forget, free_memory, is_out_of_memory
+from tightfit.randomness import Randomness
+from tightfit.strategy import Parts
+
+if TYPE_CHECKING:
+    import torch
+
+    from tightfit.data.slices import Batch
+
+T = TypeVar("T")
+Slices = Iterable[tuple[float, "Batch"]]
+Say = Callable[[str], None]
+
+
+class HalfDone(Exception):
+    """Memory ran out when some weights were already stepped and others not. Says what is done about it."""
+
+
+class Recovery:
+    """How many rows go through at once in this run, and what to do when they are too many."""
+
+    def __init__(self, parts: Parts, say: Say) -> None:
+        self.parts, self.say = parts, say
+        self.slices = RowLimits(parts.step_rows)
+        self.evaluation = RowLimits(parts.evaluation_rows)
+        self._extent = (0, 0)
+        self._failed_step: int | None = None
+
+    def train(self, attempt: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
+        """Forward and backward of a batch, as often as it takes."""
+        random = Randomness()
+        while True:
+            ledger = Ledger(optimizer) if self.parts.step_in_backward else None
+            with _attempt() as outcome:
+                return attempt()
+            self.parts.model.zero_grad(set_to_none=True)
+            free_memory()
+            done = self._shrink(step, outcome.reason)
+            if ledger is not None:
+                _refuse_half_done(ledger, done)
+            self.say(done)
+            random.restore()
+
+    def step(self, take: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
+        """The optimizer's step: a second time with all memory given back, since slices play no part in it."""
+        random = Randomness()
+        while True:
+            ledger = Ledger(optimizer)
+            with _attempt() as outcome:
+                return take()
+            free_memory()
+            if self._failed_step == step:
+                raise OutOfMemory(_no_room_for_step(step, outcome.reason))
+            self._failed_step = step
+            done = f"out of memory in the optimizer's step {step + 1}: trying again with all memory given back"
+            _refuse_half_done(ledger, done)
+            self.say(done)
+            random.restore()
+
+    def elsewhere(self, error: Exception, step: int) -> str:
+        """Memory ran out where nothing is cut into rows: once that is bad luck, twice at one step it is too little."""
+        if not is_out_of_memory(error):
+            raise error
+        reason = _reason(error)
+        forget(error)
+        if self._failed_step == step:
+            raise OutOfMemory(_no_room_for_step(step, reason)) from None
+        self._failed_step = step
+        return f"out of memory around step {step + 1} ({reason})"
+
+    def evaluate(self, run: Callable[[Batch], T], batch: Batch) -> list[T]:
+        """A batch without gradients, in as many pieces as it takes."""
+        return run_in_pieces(run, batch, self.evaluation, self.say)
+
+    def watched(self, slices: Slices) -> Iterator[tuple[float, Batch]]:
+        """The same slices; the one at hand is remembered, in case it is too large."""
+        for share, piece in slices:
+            rows, length = piece["input_ids"].shape
+            self._extent = (rows, length)
+            yield share, piece
+
+    def table(self) -> dict[str, dict[int, int]]:
+        """What was learned, for the checkpoint."""
+        return {name: dict(limits.learned) for name, limits in self._limits().items() if limits.learned}
+
+    def learn(self, table: dict[str, dict[str, int]]) -> None:
+        """What an earlier process learned."""
+        for name, limits in self._limits().items():
+            limits.learn({int(length): int(rows) for length, rows in table.get(name, {}).items()})
+
+    def _limits(self) -> dict[str, RowLimits]:
+        layers = {"layers": self._layers} if self._layers else {}
+        return {"slices": self.slices, "evaluation": self.evaluation, **layers}
+
+    @property
+    def _layers(self) -> RowLimits | None:
+        """None also where the layers lie in a trunk that was run before the training."""
+        return None if self.parts.trunk else self.parts.layer_limits
+
+    def _shrink(self, step: int, reason: str) -> str:
+        """Fewer rows through a layer, where that is how the recipe cuts; else, or at one row, through the model."""
+        rows, length = self._extent
+        layers, where = self._layers, ""
+        if layers is not None and layers.halve(now := min(rows, layers.at(length)), length):
+            rows, where = now, "through each layer "
+        elif self.parts.step_in_backward or not self.slices.halve(rows, length):
+            raise OutOfMemory(_no_room_for_text(length, "train on", reason))
+        return (
+            f"out of memory in step {step + 1} with {rows} texts of {length} tokens {where}at once: "
+            f"going on with {rows // 2}, batches stay {self.parts.batch_size}"
+        )
+
+
+def run_in_pieces(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, say: Say) -> list[T]:
+    """A model's answers for a batch that needs no gradients, in as many pieces as it takes."""
+    rows, width = batch["input_ids"].shape
+    while True:
+        at_once = min(rows, limits.at(width))
+        with _attempt() as outcome:
+            return [run(piece) for piece in _pieces(batch, at_once)]
+        free_memory()
+        if not limits.halve(at_once, width):
+            raise OutOfMemory(_no_room_for_text(width, "evaluate", outcome.reason))
+        say(f"out of memory evaluating {at_once} texts of {width} tokens: going on with {at_once // 2} at once")
+
+
+class _Outcome:
+    reason = ""
+
+
+@contextmanager
+def _attempt() -> Iterator[_Outcome]:
+    """Goes on behind its block if memory ran out in it, when nothing of the attempt is alive any more."""
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        outcome.reason = _reason(error)
+        forget(error)
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _refuse_half_done(ledger: Ledger, done: str) -> None:
+    if not ledger.untouched():
+        raise HalfDone(done)
+    ledger.restore()
+
+
+def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
+    total = len(batch["input_ids"])
+    if rows >= total:
+        yield batch
+        return
+    for start in range(0, total, rows):
+        yield {key: value[start : start + rows] for key, value in batch.items()}
+
+
+def _no_room_for_text(length: int, verb: str, reason: Any) -> str:
+    return (
+        f"There is not enough memory to {verb} a single text of {length} tokens ({reason}): "
+        "use checkpoint, slice-layers:size=1 or adafactor, or a smaller --max-length."
+    )
+
+
+def _no_room_for_step(step: int, reason: Any) -> str:
+    return (
+        f"There is not enough memory for the optimizer's step {step + 1} ({reason}): "
+        "use adafactor or adamw-16bit, with step-in-backward if that is not enough."
+    )

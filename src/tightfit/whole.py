@@ -1,0 +1,77 @@
+"""Whole: files and folders that are there whole or not at all, whatever kills the process while it writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+_PART, _GONE = ".part", ".gone"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file aside, bring it to the disk, then give it its name."""
+    aside = path.with_name(f".{path.name}{_PART}")
+    try:
+        aside.write_text(text, "utf-8")
+        _sync(aside)
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into; it takes the target's name when everything in it is on the disk."""
+    aside = target.with_name(f".{target.name}{_PART}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for path in aside.rglob("*"):
+            _sync(path)
+        _sync(aside)
+        if target.exists():
+            remove_whole(target)
+        aside.rename(target)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    _sync(target.parent)
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a folder; never leave half of it under its name."""
+    aside = folder.with_name(f".{folder.name}{_GONE}")
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """What a killed process was writing or removing."""
+    for path in folder.glob(".*"):
+        if path.name.endswith((_PART, _GONE)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a killed process left this behind."""
+    return path.name.startswith(".") and path.name.endswith((_PART, _GONE))
+
+
+def _sync(path: Path) -> None:
+    """To the disk, not only to the system's memory."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot
+            os.fsync(handle)
+    finally:
+        os.close(handle)

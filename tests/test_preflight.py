@@ -1,0 +1,77 @@
+"""Pre-flight: it meets the worst first, and leaves no trace."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+from parts import parts_of
+from torture.ground import Ground, losses, same_bits
+
+from tightfit import Job, trainer
+from tightfit.data.order import batches_of
+from tightfit.errors import PreflightFailed
+from tightfit.preflight import find_worst
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    return Ground(tmp_path_factory.mktemp("flown") / "ground")
+
+
+@pytest.mark.parametrize("use", ["slice-layers:size=4 adafactor step-in-backward", "slice:size=3 adamw-16bit"])
+def test_the_training_is_the_same_bits_with_and_without(ground: Ground, use: str) -> None:
+    """Dropout on, also with optimizers that draw random numbers."""
+    name = use.replace(" ", "-").replace(":", "-")
+    flown = ground.train(f"{name}-with", use.split(), epochs=1)
+    plain = ground.train(f"{name}-without", use.split(), epochs=1, preflight=False)
+    assert losses(flown) == losses(plain)
+    assert same_bits(ground.weights(f"{name}-with"), ground.weights(f"{name}-without"))
+
+
+def test_the_worst_rows_are_those_of_the_largest_slices() -> None:
+    job = Job(model="m", data="d", batch_size=8, max_length=24, epochs=2)
+    lengths = [5 + (number * 7) % 17 for number in range(50)]
+    lengths[33] = 200  # is cut
+    worst = find_worst(job, parts_of("slice:size=2"), lengths, [3, 9, 4])
+    batch = next(batch for batch in batches_of(job, 50) if 33 in batch)
+    assert worst.train[0] == 33
+    assert set(worst.train) <= {int(row) for row in batch}
+    assert len(worst.train) == 4
+    assert worst.evaluation == [1, 2, 0]
+    layered = find_worst(job, replace(parts_of("slice-layers:size=2"), max_length=24), lengths, [3])
+    tokens = [sum(min(24, lengths[row]) for row in batch) for batch in batches_of(job, 50)]
+    assert sum(min(24, lengths[row]) for row in layered.train) == max(tokens)
+
+
+def test_what_does_not_fit_is_found_before_the_first_step(ground: Ground) -> None:
+    """And what fits only in smaller slices is trained in them from the first step on."""
+    extents: list[tuple[int, int]] = []
+    run_slices = trainer.run_slices
+
+    def hungry(model: Any, slices: Any, *args: Any) -> Any:
+        def checked() -> Any:
+            for share, piece in slices:
+                extents.append(tuple(piece["input_ids"].shape))
+                if extents[-1][0] > most:
+                    raise MemoryError
+                yield share, piece
+
+        return run_slices(model, checked(), *args)
+
+    most = 3
+    with mock.patch.object(trainer, "run_slices", hungry):
+        run = ground.train("hungry", epochs=1)
+        assert run.steps == 7
+        assert next(note for note in run.notes if "out of memory" in note).startswith("out of memory in step 1 ")
+        most, before = 0, len(extents)
+        with pytest.raises(PreflightFailed, match="a single text of") as failure:
+            ground.train("starved")
+    assert len(extents) == before + 1
+    assert failure.value.__traceback__ is not None  # kept, as a notebook keeps it
+    alive = [thing for thing in gc.get_objects() if type(thing) is trainer.Trainer]
+    assert not [each for each in alive if each.args.output_dir.endswith("starved")]
+    assert not (ground.folder / "starved").exists()
