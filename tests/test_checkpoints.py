@@ -103,9 +103,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return ground
 
 
-@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("number", [0, 2, 4, 5])
 def test_a_killed_run_is_resumed_to_the_same_bits(ground: Ground, number: int) -> None:
-    """One killed while it writes a checkpoint, one that steps in backward; many more in `make torture`."""
+    """One killed while it writes a checkpoint, one that steps in backward, two that save only what learns; many more
+    in `make torture`."""
     result = Kills(ground, seed=number).suffer(number)
     assert result["passed"], result
 

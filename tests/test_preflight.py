@@ -12,7 +12,7 @@ from parts import parts_of
 from torture.ground import Ground, losses, same_bits
 
 from tightfit import Job, trainer
-from tightfit.data.order import batches_of
+from tightfit.data.order import Buckets, batches_of
 from tightfit.errors import PreflightFailed
 from tightfit.preflight import find_worst
 
@@ -22,9 +22,18 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return Ground(tmp_path_factory.mktemp("flown") / "ground")
 
 
-@pytest.mark.parametrize("use", ["slice-layers:size=4 adafactor step-in-backward", "slice:size=3 adamw-16bit"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        "slice-layers:size=4 adafactor step-in-backward",
+        "slice:size=3 adamw-16bit",
+        "slice:size=3 bucket",
+        "lora slice:size=3",
+        "freeze",
+    ],
+)
 def test_the_training_is_the_same_bits_with_and_without(ground: Ground, use: str) -> None:
-    """Dropout on, also with optimizers that draw random numbers."""
+    """Dropout on, also with optimizers that draw random numbers and where checkpoint 0 holds only what learns."""
     name = use.replace(" ", "-").replace(":", "-")
     flown = ground.train(f"{name}-with", use.split(), epochs=1)
     plain = ground.train(f"{name}-without", use.split(), epochs=1, preflight=False)
@@ -45,6 +54,20 @@ def test_the_worst_rows_are_those_of_the_largest_slices() -> None:
     layered = find_worst(job, replace(parts_of("slice-layers:size=2"), max_length=24), lengths, [3])
     tokens = [sum(min(24, lengths[row]) for row in batch) for batch in batches_of(job, 50)]
     assert sum(min(24, lengths[row]) for row in layered.train) == max(tokens)
+
+
+def test_the_worst_rows_are_those_that_the_recipe_makes() -> None:
+    """Rows of like length meet; of a text that a frozen trunk has read one token is left, and all go at once."""
+    job = Job(model="m", data="d", batch_size=8, max_length=24)
+    lengths = [5 + (number * 7) % 17 for number in range(50)]
+    buckets = Buckets(lengths, 8, 3)
+    worst = find_worst(job, parts_of("slice:size=2", "bucket:pool=3"), lengths, [3], buckets)
+    longest_first = [sorted(batch.tolist(), key=lambda row: -lengths[row]) for batch in batches_of(job, 50, buckets)]
+    assert worst.train in [batch[:4] for batch in longest_first]
+    assert lengths[worst.train[0]] == max(lengths)
+    frozen = find_worst(job, parts_of("slice:size=2", "freeze"), lengths, [3, 9, 4])
+    assert sorted(frozen.train) in [sorted(batch.tolist()) for batch in batches_of(job, 50)]
+    assert len(frozen.train) == 8
 
 
 def test_what_does_not_fit_is_found_before_the_first_step(ground: Ground) -> None:

@@ -13,7 +13,7 @@ from heads import CONFIGS, build, gradients, make_batch
 from test_training import job_of, weights_of, without_dropout
 from tightfit import freeze, train
 from tightfit.data.kept import KeptRows
-from tightfit.errors import RecipeError
+from tightfit.errors import PreflightFailed, RecipeError
 from tightfit.trunk import FrozenTrunk, find_trunk
 
 VARIANTS = [(name, {}) for name in CONFIGS] + [("ModernBert", {"classifier_pooling": "mean"})]
@@ -136,6 +136,32 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tiny_model: Path, reviews: Path,
     train(job, ["freeze"], out=tmp_path / "again", device="cpu", quiet=True, resume=True)
     expected = weights_of(tmp_path / "whole")
     assert all(torch.equal(weight, expected[name]) for name, weight in weights_of(tmp_path / "again").items())
+
+
+def test_texts_go_through_in_pieces_where_memory_is_short(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where not even one does, nothing is left of the run."""
+    from transformers.models.bert.modeling_bert import BertEncoder
+
+    forward, most = BertEncoder.forward, 3
+
+    def hungry(self: Any, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        rehearsed_or_tried = type(hidden) is not torch.Tensor or hidden.shape[1] <= 4
+        if not rehearsed_or_tried and len(hidden) > most:
+            raise MemoryError
+        return forward(self, hidden, *args, **kwargs)
+
+    job = job_of(tiny_model, reviews)
+    free = train(job, ["freeze"], out=tmp_path / "free", device="cpu", quiet=True)
+    monkeypatch.setattr(BertEncoder, "forward", hungry)
+    run = train(job, ["freeze"], out=tmp_path / "run", device="cpu", quiet=True)
+    assert any("going on with 2 at once" in note for note in run.notes)
+    assert run.metrics["eval_loss"] == pytest.approx(free.metrics["eval_loss"], rel=1e-4)
+    most = 0
+    with pytest.raises(PreflightFailed, match="a single text of"):
+        train(job, ["freeze"], out=tmp_path / "starved", device="cpu", quiet=True)
+    assert not (tmp_path / "starved").exists()
 
 
 def test_mixed_precision_keeps_what_it_computes(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["4gigs", "", "GB", "-1GB", "1,5GB"])
+@pytest.mark.parametrize("text", ["4gigs", "", "GB", "-1GB", "1,5GB", f"{'9' * 400}GB"])
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(BadInput, match="write it like 4GB"):
         parse_bytes(text)

@@ -18,8 +18,9 @@ TightfitError            exit code
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tightfit.planning.plans import Plan
@@ -104,6 +105,16 @@ class Stopped(TightfitError):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+def shown(value: Any) -> str:
+    """A value from a file, for a sentence; YAML can hold a number, or a list in a list, that nobody could write out."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = _LONGEST
+    try:
+        return short.repr(value)
+    except ValueError:  # Python refuses numbers of more than 4,300 digits
+        return f"a very long {type(value).__name__}"
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

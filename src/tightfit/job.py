@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tightfit.errors import BadInput, suggest
+from tightfit.errors import BadInput, shown, suggest
 from tightfit.whole import write_whole
 
 
@@ -61,7 +61,7 @@ class Job(BaseModel):
     @classmethod
     def _as_written(cls, value: Any) -> Any:
         """In YAML a column may be a number, and the two of a pair a list."""
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, (list, tuple)) and all(isinstance(name, (str, int)) for name in value):
             return ",".join(str(name) for name in value)
         return str(value) if isinstance(value, int) else value
 
@@ -93,10 +93,11 @@ def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise BadInput(f"{path}, {line_of(path, 'use')}: 'use' must be a list of strategies such as '- slice:size=8'.")
     values = {}
     for key, value in content.items():
-        name = str(key).replace("-", "_")
+        word = key if isinstance(key, str) else shown(key)
+        name = word.replace("-", "_")
         if name not in Job.model_fields:
-            known = suggest(str(key), [*job_words(), "use", "plan"])
-            raise BadInput(f"{path}, {line_of(path, str(key))}: there is no setting '{key}': {known}")
+            known = suggest(word, [*job_words(), "use", "plan"])
+            raise BadInput(f"{path}, {line_of(path, word)}: there is no setting '{word}': {known}")
         values[name] = value
     return values, use
 
@@ -142,7 +143,7 @@ def _sentence(error: ValidationError) -> str:
         elif item["type"] == "missing":
             problems.append(f"{name} is missing")
         else:
-            problems.append(f"{name} is {item['input']!r}: {_lower_first(item['msg'])}")
+            problems.append(f"{name} is {shown(item['input'])}: {_lower_first(item['msg'])}")
     return "; ".join(problems).rstrip(".") + "."
 
 

@@ -325,6 +325,8 @@ class StepClock(TrainerCallback):
         self.epochs: list[float] = []
         self._start = 0.0
         self._epoch = time.perf_counter()
+        self._over = False
+        """Whether an epoch's last step was taken; its evaluation and saving come after. One that goes back is one."""
 
     @property
     def median(self) -> float | None:
@@ -345,8 +347,11 @@ class StepClock(TrainerCallback):
         self._start = time.perf_counter()
 
     def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        if self.seconds:
+        if self._over:
             self._end_epoch()
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self._over = True
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._end_epoch()
@@ -354,7 +359,7 @@ class StepClock(TrainerCallback):
     def _end_epoch(self) -> None:
         now = time.perf_counter()
         self.epochs.append(now - self._epoch)
-        self._epoch = now
+        self._epoch, self._over = now, False
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds.append(time.perf_counter() - self._start)

@@ -12,7 +12,7 @@ from tightfit.budget import Budget
 from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
-from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, suggest
+from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, RecipeError, suggest
 from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
@@ -141,10 +141,10 @@ def _run_what_flies(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None
             raise PreflightFailed(failure) from None
         try:
             return _run(how, prepared, meter)
-        except PreflightFailed as error:
+        except (PreflightFailed, RecipeError) as error:
             if how.checkpoint is None:
                 remove_beginning(how.folder)
-            if keeping is None or prepared.kept is None:
+            if isinstance(error, RecipeError) or keeping is None or prepared.kept is None:
                 raise
             failure, keeping = str(error), keeping.below(prepared.kept)
             forget(error)

@@ -16,7 +16,10 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise BadInput(f"'{text}' is not a size of memory: write it like {_nearest(text)}.")
     number, unit = match.groups()
-    return int(float(number) * 1024 ** _POWERS[unit.upper()])
+    try:
+        return int(float(number) * 1024 ** _POWERS[unit.upper()])
+    except OverflowError:
+        raise BadInput(f"'{text}' is more memory than there is anywhere: write it like 4GB.") from None
 
 
 def _nearest(text: str) -> str:

@@ -114,6 +114,18 @@ def test_the_worst_slice_is_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> N
         assert early.worst(parts_of("slice:size=2")).slices == ((2, 5), (2, 5))
 
 
+def test_the_largest_batch_counts_also_if_it_is_the_first() -> None:
+    """Before the first step it is tried out with the optimizer's state in memory."""
+    from parts import parts_of
+
+    lengths = [5] * 40
+    lengths[int(next(batches_of(job(), 40))[0])] = 24
+    for use in ("slice:size=2", "slice-layers:size=2"):
+        shapes = Lengths.of(job(), lengths, [6, 3]).worst(parts_of(use))
+        assert shapes.slices[0][1] == 24
+        assert shapes.texts is None or sorted(shapes.texts) == [5, 5, 5, 24]
+
+
 def test_lengths_are_those_of_the_encoded_rows(tiny_model: Path, reviews: Path) -> None:
     from tightfit.data.rows import load_rows
     from tightfit.data.tokens import encode, token_lengths

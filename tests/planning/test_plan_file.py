@@ -96,3 +96,20 @@ def _with_job(made: Plan, job: Job) -> Plan:
     from dataclasses import replace
 
     return replace(made, job=job)
+
+
+@pytest.mark.parametrize(
+    "value", [f"0x{'f' * 5000}", "[" * 40 + "]" * 40, "&a [*a, *a]"], ids=["digits", "deep", "in itself"]
+)
+@pytest.mark.parametrize("line", ["plan: {{version: {}}}", "plan: {{version: 1, budget: {}}}", "seed: {}", "? {}\n: 1"])
+def test_values_that_nobody_could_write_out_are_one_line(tmp_path: Path, line: str, value: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text(f"model: m\ndata: d\n{line.format(value)}\n")
+
+    def read() -> None:
+        from_plan(path, Job(model="m", data="d"), [], None)
+        Job(**read_job_file(path)[0])
+
+    with pytest.raises(BadInput) as error:
+        read()
+    assert len(str(error.value)) < 2000

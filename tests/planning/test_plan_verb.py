@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tightfit import Budget, DoesNotFit, Job, Plan, plan, train
-from tightfit.errors import BadInput
+from tightfit import Budget, DoesNotFit, Job, Plan, plan, train, trainer, training
+from tightfit.errors import BadInput, PreflightFailed
+from tightfit.planning.keeping import Keeping
+from tightfit.recipe import Recipe
 from tightfit.units import parse_bytes
 
 
@@ -79,6 +83,51 @@ def test_a_plan_that_no_longer_fits_is_made_again(tiny_model: Path, reviews: Pat
     assert run.recipe == ["adafactor"]
     with pytest.raises(DoesNotFit):
         train(job, ["adafactor"], out=tmp_path / "b", device="cpu", budget="20MB", planned=True, quiet=True)
+
+
+@pytest.fixture
+def failing_flights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The first pre-flight fails, later ones are flown."""
+    flights: list[int] = []
+    fly = trainer.fly
+
+    def first_fails(running: Any, worst: Any) -> float:
+        flights.append(len(worst.train))
+        if len(flights) == 1:
+            raise PreflightFailed("There is not enough memory.")
+        return fly(running, worst)
+
+    monkeypatch.setattr(trainer, "fly", first_fails)
+    return flights
+
+
+def test_a_recipe_that_does_not_fly_is_followed_by_another(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_flights: list[int]
+) -> None:
+    """Both held to the budget. Which one is next is told here: tiny recipes differ by less than a tenth."""
+    budgets: list[int | None] = []
+
+    def guarded(device: Any, say: Any, budget: int | None = None) -> Any:
+        budgets.append(budget)
+        return contextlib.nullcontext()
+
+    smaller = Recipe.parse(["adafactor", "slice:size=2"])
+    monkeypatch.setattr(training, "guarded", guarded)
+    monkeypatch.setattr(Keeping, "below", lambda self, kept: replace(self, planned=smaller))
+    run = train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", budget="2GB", quiet=True)
+    assert budgets == [2 << 30, 2 << 30]
+    assert len(failing_flights) == 2
+    assert run.recipe == smaller.words
+    assert any(note.endswith("(There is not enough memory.): planned again") for note in run.notes)
+
+
+def test_where_no_smaller_recipe_is_left_the_first_failure_is_said(
+    tiny_model: Path, reviews: Path, tmp_path: Path, failing_flights: list[int]
+) -> None:
+    with pytest.raises(PreflightFailed, match=r"^There is not enough memory\.$"):
+        train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", budget="2GB", quiet=True)
+    assert len(failing_flights) == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_exported_script_runs_without_tightfit(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from plans import budget, planner_of
 from tightfit.cards import CARDS
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
+from tightfit.planning.keeping import Keeping
 from tightfit.planning.planner import Planner
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
@@ -157,3 +158,13 @@ def _names() -> list[str]:
     from heads import CONFIGS
 
     return list(CONFIGS)
+
+
+def test_what_failed_is_followed_by_something_clearly_smaller(planner: Planner) -> None:
+    keeping = Keeping(budget(1 << 40), ANY, planned=Recipe())
+    first = keeping._choose(planner)
+    assert first.recipe == Recipe()
+    assert keeping._limit.size == 1 << 40
+    again = keeping.below(first)
+    assert again.planned is None
+    assert again._limit.size < first.at_most * 0.91

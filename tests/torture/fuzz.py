@@ -14,6 +14,7 @@ from tightfit.data.rows import load_rows
 from tightfit.data.split import split_rows
 from tightfit.errors import TightfitError
 from tightfit.job import Job, read_job_file
+from tightfit.planning.verb import from_plan
 from tightfit.recipe import Recipe
 from tightfit.record import load_run
 
@@ -23,10 +24,14 @@ _JSON = json.dumps(_ROWS, ensure_ascii=False)
 _JSONL = "\n".join(json.dumps(row) for row in _ROWS) + "\n"
 _TSV = _CSV.replace(",", "\t")
 _YAML = "model: some/model\ndata: a.csv\nbatch-size: 8\nepochs: 1.5\ntext: [a, b]\nuse:\n- slice:size=4\n- checkpoint\n"
+_PLAN = (
+    "plan:\n  version: 1\n  budget: 4096MB\n  device: cpu\n  peak_bytes: 9000\n  seconds_per_epoch: 1.5\n"
+    "  result: same\n  data:\n    a.csv: 0123456789abcdef (1.0 KiB)\n"
+)
 _NASTY = (
     b"\0", b"\xff", b"\xfe", b'"', b",", b"\n", b"\r", b"\t", b"{", b"}", b"[", b"]", b":", b"- ", b"&a", b"*a", b"!!",
     b"\xef\xbb\xbf", b"\\ud800", b"null", b"1e999", b"-", b"NaN", b"'", b"%", b"#", b"|\n", b"\x1b[31m", b"\xf0\x9f",
-    b"9" * 400, b"9" * 5000, b"[" * 2000,
+    b"9" * 400, b"9" * 5000, b"0x" + b"f" * 5000, b"[" * 2000,
 )  # fmt: skip
 
 
@@ -61,6 +66,10 @@ def _read_job(path: Path) -> None:
     Job(**values)
 
 
+def _read_plan(path: Path) -> None:
+    from_plan(path, Job(model="m", data="d"), [], None)
+
+
 def _read_record(path: Path) -> None:
     load_run(path.parent)
 
@@ -84,6 +93,7 @@ class Fuzz:
             "json": ("fuzz.json", _JSON.encode(), _read_data),
             "jsonl": ("fuzz.jsonl", _JSONL.encode(), _read_data),
             "yaml": ("fuzz.yaml", _YAML.encode(), _read_job),
+            "plan": ("fuzz.yaml", (_YAML + _PLAN).encode(), _read_plan),
             "run.json": ("run.json", record.encode(), _read_record),
             "tightfit.json": ("tightfit.json", about.encode(), _read_about),
         }

@@ -24,6 +24,8 @@ RECIPES = {
     "slices": ["slice:size=3", "checkpoint"],
     "in backward": ["slice-layers:size=4", "adafactor", "step-in-backward"],
     "16 bit": ["adamw-16bit", "slice-layers:size=2"],
+    "adapter": ["lora", "slice:size=3"],
+    "frozen": ["freeze", "bucket"],
 }
 SAVE_EVERY = "3 steps"
 

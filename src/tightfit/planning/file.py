@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tightfit.errors import BadInput, suggest
+from tightfit.errors import BadInput, shown, suggest
 from tightfit.job import Job, job_values, line_of
 from tightfit.planning.plans import Plan
 from tightfit.units import format_bytes
@@ -57,8 +57,8 @@ def read_note(path: Path, content: Any) -> PlanNote:
     """Check what a file says under `plan`."""
     if isinstance(content, dict) and content.get("version") != VERSION:
         raise BadInput(
-            f"{path}, {line_of(path, 'version')}: the plan is of version {content.get('version')} and this tightfit "
-            f"reads {VERSION}: make it again with tightfit plan."
+            f"{path}, {line_of(path, 'version')}: the plan is of version {shown(content.get('version'))} and this "
+            f"tightfit reads {VERSION}: make it again with tightfit plan."
         )
     try:
         return PlanNote(**content)
@@ -98,4 +98,4 @@ def _sentence(path: Path, error: ValidationError) -> str:
         return f"{path}, {line_of(path, key)}: there is no '{key}' in a plan: {known}"
     if item["type"] == "missing":
         return f"{path}, {line_of(path, 'plan')}: the plan lacks '{key}': make it again with tightfit plan."
-    return f"{path}, {line_of(path, key)}: {key} is {item['input']!r}: {item['msg'].lower()}."
+    return f"{path}, {line_of(path, key)}: {key} is {shown(item['input'])}: {item['msg'].lower()}."

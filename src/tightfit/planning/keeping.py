@@ -41,7 +41,7 @@ class Keeping:
     planned: Recipe | None = None
     """What was planned before, to be taken as it is where it still fits."""
     failed: int | None = None
-    """What a recipe was said to take that then did not pass its pre-flight: only smaller ones are looked at."""
+    """What a recipe was said to take that then did not pass its pre-flight."""
 
     def below(self, kept: Kept) -> Keeping:
         """The same, after a recipe has failed."""
@@ -67,9 +67,8 @@ class Keeping:
 
     @property
     def _limit(self) -> Budget:
-        """The budget, or less."""
-        size = self.budget.size
-        return replace(self.budget, size=size if self.failed is None else min(size, self.failed - 1))
+        """The budget, or a tenth less than what failed: a little less would fail as well."""
+        return self.budget if self.failed is None else replace(self.budget, size=self.failed * 9 // 10)
 
 
 def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
