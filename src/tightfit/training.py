@@ -80,13 +80,7 @@ def train(
     checkpoint, passed_over = newest_whole_checkpoint(folder) if resume else (None, [])
     where = find_device(device)
     limit = Budget.of(budget, where) if budget is not None else None
-    keeping = None
-    if limit is not None and not resume:
-        from tightfit.planning.keeping import Keeping
-        from tightfit.planning.wishes import Wishes
-
-        wishes = Wishes.of(() if planned else words, avoid, allow)
-        keeping = Keeping(limit, wishes, recipe if planned else None)
+    keeping = _keeping(limit, words, avoid, allow, planned=planned) if limit and not resume else None
     how = _How(
         folder=folder,
         screen=screen,
@@ -102,6 +96,14 @@ def train(
     for note in passed_over:
         screen.say(note)
     return _run_what_flies(how, job, recipe, keeping)
+
+
+def _keeping(limit: Budget, words: list[str], avoid: Sequence[str], allow: str, *, planned: bool) -> Keeping:
+    from tightfit.planning.keeping import Keeping
+    from tightfit.planning.wishes import Wishes
+
+    wishes = Wishes.of(() if planned else words, avoid, allow)
+    return Keeping(limit, wishes, Recipe.parse(words) if planned else None)
 
 
 @dataclass(frozen=True, kw_only=True)

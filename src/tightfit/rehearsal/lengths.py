@@ -53,8 +53,6 @@ class Lengths:
     """A row for each batch, longest text first; 0 where the batch has fewer rows."""
     validation: tuple[int, ...]
     """Longest first."""
-    evaluations: int = 2
-    """How often the model is evaluated; after the first time an earlier one may turn out the best."""
     per_epoch: int = 1
     """How many batches an epoch has, also where a training ends before."""
     job: Job | None = None
@@ -65,8 +63,7 @@ class Lengths:
     def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
         """The batches as the seed deals them out, from the lengths of all texts."""
         dealt, per_epoch = _dealt(job, tuple(train), pool=0), math.ceil(len(train) / job.batch_size)
-        evaluations = math.ceil(len(dealt) / per_epoch)
-        return cls(dealt, tuple(sorted(validation, reverse=True)), evaluations, per_epoch, job, tuple(train))
+        return cls(dealt, tuple(sorted(validation, reverse=True)), per_epoch, job, tuple(train))
 
     @classmethod
     def uniform(cls, rows: int, length: int) -> Lengths:

@@ -69,8 +69,6 @@ class Rehearsal:
         played, parts = self.played(recipe)
         shapes = self._worst_shapes(parts)
         moments = moments_of(played.timeline, self.company.device, _extents(shapes, played))
-        if self.lengths.evaluations < 2:
-            moments.pop("load-best", None)
         return Bill(
             moments=moments,
             overhead=self._overhead,

@@ -186,7 +186,10 @@ def _evaluate(parts: Parts, extents: Extents, tracer: Tracer) -> None:
 
 
 def _save_and_load_best(parts: Parts, tape: Tape) -> None:
-    """Saving writes from the weights themselves; loading reads one tensor at a time, into this machine's memory."""
+    """Saving writes from the weights themselves; loading reads one tensor at a time, into this machine's memory.
+
+    Every training loads: a pre-flight takes its weights back. It has no optimizer state then, so this is the most.
+    """
     tape.begin("save")
     if parts.device.kind != "cuda":
         with tape.moment("load-best"), torch.no_grad():
