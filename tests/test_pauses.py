@@ -12,7 +12,7 @@ from torture.ground import Ground, ending_of, in_child, same_bits
 
 from tightfit.checkpoints import newest_checkpoint
 from tightfit.errors import BadInput, Stopped
-from tightfit.pauses import SaveEvery
+from tightfit.pauses import Pauses, SaveEvery
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,17 @@ def test_when_it_is_due() -> None:
     assert [step for step in range(1, 8) if SaveEvery(3, "steps").is_due(step, 0.0)] == [3, 6]
     assert not SaveEvery(1, "minutes").is_due(1, time.monotonic() - 59)
     assert SaveEvery(1, "minutes").is_due(1, time.monotonic() - 61)
+
+
+def test_a_frozen_part_that_runs_is_stopped_between_its_batches() -> None:
+    said: list[str] = []
+    pauses = Pauses(SaveEvery(1, "steps"), said.append)
+    pauses.on_features()
+    pauses._hear(signal.SIGTERM, None)
+    with pytest.raises(Stopped, match="train --resume goes on") as stopped:
+        pauses.on_features()
+    assert stopped.value.exit_code == 143
+    assert len(said) == 1
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,11 @@ class Pauses(TrainerCallback):
                 self.signal,
             )
 
+    def on_features(self) -> None:
+        """Between two batches of a frozen trunk there is nothing to save."""
+        if self.signal is not None:
+            raise Stopped("stopped while the frozen part ran; train --resume goes on.", self.signal)
+
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM end the run behind its next checkpoint; a second Ctrl-C ends it at once."""

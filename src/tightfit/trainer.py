@@ -78,7 +78,7 @@ class Trainer(transformers.Trainer):
                 done = f"{half_done}; the step was half done"
             except Exception as error:
                 done = self.recovery.elsewhere(error, self.state.global_step)
-            free_memory()
+            self._let_go()
             checkpoint, _ = newest_whole_checkpoint(Path(self.args.output_dir))
             if checkpoint is None:
                 raise OutOfMemory(f"{done}, and there is no checkpoint to go back to.")
@@ -271,11 +271,16 @@ class Trainer(transformers.Trainer):
 
     def go_back_to_beginning(self) -> None:
         """Weights as saved in checkpoint 0, no optimizer state, no gradients."""
-        self.model.zero_grad()
-        self._own_optimizer().state.clear()
+        self._let_go()
         with self.meter.moment("load-best"):
             self._load_weights(Path(self.args.output_dir) / "checkpoint-0")
         self.model.train()
+
+    def _let_go(self) -> None:
+        """Of gradients and of what the optimizer remembers: a checkpoint brings its own, and there is no room for two."""
+        self.model.zero_grad()
+        if self.optimizer is not None:
+            self._own_optimizer().state.clear()
         free_memory()
 
     def _collated(self, dataset: Any, rows: list[int]) -> Batch:
@@ -326,7 +331,7 @@ class StepClock(TrainerCallback):
         self._start = 0.0
         self._epoch = time.perf_counter()
         self._over = False
-        """Whether an epoch's last step was taken; its evaluation and saving come after. One that goes back is one."""
+        """Whether an epoch's last step was taken. One that goes back to a checkpoint is still the same epoch."""
 
     @property
     def median(self) -> float | None:

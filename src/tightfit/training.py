@@ -212,7 +212,12 @@ def _run(how: _How, prepared: Prepared, meter: Meter) -> Run:
         _begin(prepared, how.folder, how.resume)
         clock = StepClock()
         trainer.add_callback(clock)
-        seconds = _train(how, prepared, trainer, clock, progress.on_features)
+
+        def tell(done: int, total: int) -> None:
+            progress.on_features(done, total)
+            pauses.on_features()
+
+        seconds = _train(how, prepared, trainer, clock, tell)
         return _finish(how, prepared, trainer, clock, seconds)
 
 
