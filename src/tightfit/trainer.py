@@ -277,7 +277,7 @@ class Trainer(transformers.Trainer):
         self.model.train()
 
     def _let_go(self) -> None:
-        """Of gradients and of what the optimizer remembers: a checkpoint brings its own, and there is no room for two."""
+        """Of gradients and of the optimizer's state: a checkpoint brings its own, and there may be no room for two."""
         self.model.zero_grad()
         if self.optimizer is not None:
             self._own_optimizer().state.clear()
