@@ -82,7 +82,7 @@ class Planner:
 
     def _look_at(self, recipes: Iterable[Recipe]) -> list[Option]:
         recipes = list(dict.fromkeys(recipes))
-        play_ahead(self.rehearsal, [recipe for recipe in recipes if recipe not in self._known])
+        play_ahead(self.rehearsal, [recipe for recipe in (Recipe(), *recipes) if recipe not in self._known])
         found = [self.option(recipe) for recipe in recipes]
         return [option for option in found if option is not None]
 

@@ -144,7 +144,7 @@ class Lengths:
             return _dealt(self.job, self._cut(parts), parts.pool)
 
     def _cut(self, parts: Parts) -> tuple[int, ...]:
-        return tuple(min(length, parts.max_length) for length in self.train)
+        return _shortened(self.train, parts.max_length)
 
     def _through_the_trunk(self, parts: Parts) -> tuple[int, ...]:
         """The lengths of the largest batch: training and validation rows go through one after the other, sorted."""
@@ -155,6 +155,11 @@ class Lengths:
             train = [self.train[row] for row in met]
         batches = [sorted(lengths, reverse=True)[: parts.trunk_rows] for lengths in (train, self.validation)]
         return tuple(min(length, parts.max_length) for length in max(batches, key=lambda b: len(b) * b[0]))
+
+
+@lru_cache(maxsize=8)
+def _shortened(lengths: tuple[int, ...], longest: int) -> tuple[int, ...]:
+    return tuple(min(length, longest) for length in lengths)
 
 
 @lru_cache(maxsize=8)

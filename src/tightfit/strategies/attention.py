@@ -28,7 +28,9 @@ class Attention(Strategy):
     name: ClassVar[str] = "attention"
     frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS, Kind.TEMPORARY)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "attention in tiles that fit the cache (CPU) or fused (cards), and faster dropout on a CPU"
+    summary: ClassVar[str] = (
+        "computes attention in tiles that fit the cache (CPU) or fused (cards), and draws dropout faster on a CPU"
+    )
     passes_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
