@@ -16,7 +16,7 @@ from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Table
 from tightfit.strategy import Parts
 
 _AS_PLAYED: Mapping[Extent, int] = {(1, 1): 1}
-_ONLY_SLICE = _FIRST_SECTIONS = 0
+_FIRST_SECTIONS = 0
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,14 @@ class Clock:
         )
 
     def _pieces(self, played: Played, parts: Parts, lengths: Lengths, dealt: Lengths) -> float:
-        """What was played is the fullest batch; the others take as long as they have tokens."""
-        tables = [(weight, work.in_section(_ONLY_SLICE)) for weight, work in played.performance.work]
-        fullest = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
-        return fullest * lengths.tokens(parts) / dealt.fullest().tokens(parts)
+        """What was played is one slice, or the fullest batch in pieces; the others take as long as they have tokens."""
+        section = 1 if parts.trunk else _FIRST_SECTIONS
+        tables = [(weight, work.in_section(section)) for weight, work in played.performance.work]
+        seconds = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
+        if parts.layer_rows is not None:
+            return seconds * lengths.tokens(parts) / dealt.fullest().tokens(parts)
+        rows, length = played.performance.extents.slices[0]
+        return seconds * sum(r * n for r, n in lengths.slices(parts)) / (rows * length)
 
     def update_seconds(self, played: Played, optimizer: str) -> float:
         """One step of the optimizer."""

@@ -24,6 +24,7 @@ from tightfit.rehearsal.work import Table
 from tightfit.strategy import Parts
 
 _LONGEST_PLAYED = 128
+_SHORTER = {"cpu": 7}  # eighths of it: our tiles hold other rows for much shorter texts, and kernels of cards like 96
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ class Rehearsal:
     def _two_of_each(self, parts: Parts) -> Extents:
         """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
         longest = min(self.company.job.max_length, _LONGEST_PLAYED)
-        texts = ((6, longest), (4, max(1, longest * 3 // 4)))
+        texts = ((6, longest), (4, max(1, longest * _SHORTER.get(self.company.device.kind, 6) // 8)))
         pair = ((6, 1), (4, 1)) if parts.trunk else texts
         return Extents(pair, pair, self._worst_shapes(parts).padded, trunk=texts if parts.trunk else ())
 
