@@ -24,7 +24,7 @@ def parse_bytes(text: str) -> int:
 
 def _nearest(text: str) -> str:
     """What was perhaps meant: "4gigs" is 4GB."""
-    guess = re.match(r"\s*(\d+(?:[.,]\d+)?)\s*([kmgt])", text, re.IGNORECASE)
+    guess = re.match(r"\s*(\d{1,9}(?:[.,]\d{1,9})?)\s*([kmgt])", text, re.IGNORECASE)
     if guess is None:
         return "4GB, 3.5GB or 512MB"
     return f"{guess[1].replace(',', '.')}{guess[2].upper()}B"
