@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow torture check format docs bench bench-answers bench-frozen bench-ladder bench-memory bench-padding bench-promise bench-published bench-quality bench-regret bench-step clean
+.PHONY: demo test test-slow torture check format docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/tightfit demo
@@ -34,35 +34,8 @@ docs: $(VENV)/installed
 # Benchmarks write what they measure to records/. They read ../shared and are no tests.
 bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding bench-answers bench-promise bench-regret
 
-bench-step: $(VENV)/installed
-	$(BIN)/python bench/step.py
-
-bench-frozen: $(VENV)/installed
-	$(BIN)/python bench/frozen.py
-
-bench-ladder: $(VENV)/installed
-	$(BIN)/python bench/ladder.py
-
-bench-memory: $(VENV)/installed
-	$(BIN)/python bench/memory.py
-
-bench-padding: $(VENV)/installed
-	$(BIN)/python bench/padding.py
-
-bench-promise: $(VENV)/installed
-	$(BIN)/python bench/promise.py
-
-bench-regret: $(VENV)/installed
-	$(BIN)/python bench/regret.py
-
-bench-answers: $(VENV)/installed
-	$(BIN)/python bench/answers.py
-
-bench-published: $(VENV)/installed
-	$(BIN)/python bench/published.py
-
-bench-quality: $(VENV)/installed
-	$(BIN)/python bench/quality.py
+bench-%: $(VENV)/installed
+	$(BIN)/python bench/$*.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

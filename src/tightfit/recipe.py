@@ -45,7 +45,7 @@ class Recipe:
 
     def passing(self) -> Recipe:
         """Only what has to do with how gradients are computed."""
-        return Recipe(tuple(s for s in self.strategies if s.chooses != "optimizer" and s.name != "step-in-backward"))
+        return Recipe(tuple(s for s in self.strategies if s.chooses != "optimizer" and not s.steps_in_pass))
 
     @property
     def optimizer(self) -> str:

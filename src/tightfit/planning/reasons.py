@@ -12,6 +12,8 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategy import Result, Strategy
 from tightfit.units import format_bytes, format_seconds
 
+_WORTH_SAYING = 0.01  # of the peak
+
 
 def reasons_for(chosen: Option, plain: Option, known: Mapping[Recipe, Option | None]) -> Iterator[str]:
     """One line a strategy: what it frees, how much of that there is, and what it would be without."""
@@ -34,7 +36,7 @@ def _share(strategy: Strategy, plain: Option) -> str:
     """How much of the plain way's peak is of the kinds that it frees."""
     kinds = plain.bill.moments[plain.bill.moment]
     size = sum(kinds[kind] for kind in strategy.frees)
-    if not size:
+    if size < _WORTH_SAYING * plain.peak:
         return ""
     names = " and ".join(kind.value for kind in strategy.frees)
     verb = "is" if names == "optimizer state" else "are"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tightfit.planning.planner import Planner
 
 _MIB = 1 << 20
-_SMALLER = {"xlarge": "large", "large": "base", "base": "small", "small": "mini"}
+_SMALLER = {"xlarge": "large", "large": "base"}  # sizes that families usually have
 
 
 def ways_out(planner: Planner, budget: Budget, closest: Option, changed: list[Option], wishes: Wishes) -> Iterator[str]:

@@ -26,12 +26,12 @@ _rehearsal: Rehearsal | None = None
 def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     """Play what the recipes need and is not known yet."""
     global _rehearsal
-    cores, needed = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1, rehearsal.unplayed(recipes)
-    if cores < 2 or len(needed) < _FEWEST:
+    needed = rehearsal.unplayed(recipes)
+    if cores() < 2 or len(needed) < _FEWEST:
         return
     _rehearsal = rehearsal  # the processes inherit it
     try:
-        with ProcessPoolExecutor(min(cores, 4), multiprocessing.get_context("fork")) as pool:
+        with ProcessPoolExecutor(min(cores(), 4), multiprocessing.get_context("fork")) as pool:
             for recipe, played in zip(needed, pool.map(_play, needed), strict=True):
                 if played is not None:
                     rehearsal.remember(recipe, played)
@@ -39,6 +39,11 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
         pass  # they are played when they are asked for
     finally:
         _rehearsal = None
+
+
+def cores() -> int:
+    """How many can be used; one where a process cannot fork."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def _play(recipe: Recipe) -> Played | None:

@@ -171,7 +171,7 @@ def _as_it_is(recipe: Recipe) -> bool:
 def _halves(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
     """How its gradients are computed, and how it steps, where each can be played without the other."""
     passing, stepping = recipe.without("optimizer"), recipe.stepping()
-    inseparable = any(strategy.name == "step-in-backward" for strategy in recipe.strategies)
+    inseparable = any(strategy.steps_in_pass for strategy in recipe.strategies)
     return None if inseparable or _as_it_is(recipe) or recipe in (passing, stepping) else (passing, stepping)
 
 

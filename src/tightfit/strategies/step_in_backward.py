@@ -31,6 +31,7 @@ class StepInBackward(Strategy):
     frees: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENTS,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "updates each parameter inside the backward pass; gradients are clipped one by one"
+    steps_in_pass: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         rows = parts.slice_rows
