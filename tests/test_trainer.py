@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from tightfit.allocator import give_back_freed_memory
+from tightfit.checkpoints import copy_weights
 from tightfit.meter import ResidentGauge
-from tightfit.trainer import copy_weights
 
 MIB = 1 << 20
 

@@ -8,12 +8,15 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import OutputError, SaveFailed
 from tightfit.oom import is_out_of_memory
 from tightfit.units import format_bytes
 from tightfit.whole import remove_whole, whole_folder
+
+if TYPE_CHECKING:
+    import torch
 
 ABOUT = "tightfit.json"  # the list of files, and what transformers has no place for
 _CHUNK = 1 << 20
@@ -139,3 +142,20 @@ def _mark(path: Path) -> list[int]:
         while chunk := file.read(_CHUNK):
             size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
     return [size, checksum]
+
+
+def copy_weights(file: Path, model: torch.nn.Module) -> bool:
+    """Copy saved weights into a model one tensor at a time; False if the file is not of this model's shape."""
+    if not file.is_file():
+        return False
+    import torch
+    from safetensors import safe_open
+
+    own = model.state_dict()
+    # Mapped into memory, the whole file would end up resident beside the weights.
+    with safe_open(file, framework="pt", backend="pread") as saved, torch.no_grad():
+        if not set(saved.keys()) <= set(own):
+            return False
+        for name in saved.keys():  # noqa: SIM118, it is not a dict
+            own[name].copy_(saved.get_tensor(name))
+    return True

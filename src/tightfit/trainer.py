@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-import statistics
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from safetensors import safe_open
-from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import nested_concat
 
+from tightfit.arguments import SAVED_CHECKPOINTS
 from tightfit.assembly import build_optimizer
 from tightfit.checkpoints import (
     checkpoint_to_write,
+    copy_weights,
     damage_of,
     keep_checkpoints,
     loading,
@@ -29,19 +28,15 @@ from tightfit.checkpoints import (
 from tightfit.data.order import Buckets, BucketSampler
 from tightfit.disk import checkpoint_bytes
 from tightfit.errors import LossNotFinite, OutOfMemory
-from tightfit.job import Job
 from tightfit.meter import BETWEEN, Meter
 from tightfit.oom import free_memory
 from tightfit.preflight import Worst, fly
 from tightfit.recovery import HalfDone, Recovery, Say
 from tightfit.step import label_counts, run_slices, weighed_slices
-from tightfit.strategy import Parts, Precision
+from tightfit.strategy import Parts
 
 if TYPE_CHECKING:
     from tightfit.data.slices import Batch
-
-LOG_EVERY = 10
-SAVED_CHECKPOINTS = 2  # the best and the last
 
 
 class Trainer(transformers.Trainer):
@@ -320,99 +315,3 @@ class _Moments(TrainerCallback):
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.meter.begin(BETWEEN)
-
-
-class StepClock(TrainerCallback):
-    """The time of every step, without evaluation and saving, and of every epoch with all that belongs to it."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.epochs: list[float] = []
-        self._start = 0.0
-        self._epoch = time.perf_counter()
-        self._over = False
-        """Whether an epoch's last step was taken. One that goes back to a checkpoint is still the same epoch."""
-
-    @property
-    def median(self) -> float | None:
-        """The usual step; the first one warms up and does not count where there are more."""
-        steady = self.seconds[1:] or self.seconds
-        return statistics.median(steady) if steady else None
-
-    def begin(self) -> None:
-        """The first epoch begins, with what has to be done before its first step."""
-        self._epoch = time.perf_counter()
-
-    def leave_out(self, seconds: float) -> None:
-        """So much of the first epoch was only tried out."""
-        if self.epochs:
-            self.epochs[0] -= seconds
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._start = time.perf_counter()
-
-    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        if self._over:
-            self._end_epoch()
-
-    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._over = True
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        now = time.perf_counter()
-        self.epochs.append(now - self._epoch)
-        self._epoch, self._over = now, False
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._start)
-
-
-def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
-    """The job in the words of transformers. The batch is the effective one; slices are the step's business."""
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=parts.batch_size,
-        per_device_eval_batch_size=parts.evaluation_rows,
-        num_train_epochs=job.epochs,
-        max_steps=job.max_steps or -1,
-        learning_rate=parts.learning_rate,
-        weight_decay=parts.weight_decay,
-        max_grad_norm=parts.max_grad_norm,
-        bf16=parts.precision is Precision.BF16,
-        fp16=parts.precision is Precision.FP16,
-        use_cpu=parts.device.kind == "cpu",
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=SAVED_CHECKPOINTS,
-        metric_for_best_model="f1",
-        greater_is_better=True,
-        load_best_model_at_end=True,
-        logging_steps=LOG_EVERY,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        seed=job.seed,
-        label_names=["labels"],
-        dataloader_pin_memory=parts.device.kind == "cuda",
-        disable_tqdm=True,
-        report_to=report_to or "none",
-    )
-    assert arguments.device.type == parts.device.kind
-    arguments._n_gpu = 1  # with more cards transformers would multiply the batch and split the model's output
-    return arguments
-
-
-def copy_weights(file: Path, model: torch.nn.Module) -> bool:
-    """Copy saved weights into a model one tensor at a time; False if the file is not of this model's shape."""
-    if not file.is_file():
-        return False
-    own = model.state_dict()
-    # Mapped into memory, the whole file would end up resident beside the weights.
-    with safe_open(file, framework="pt", backend="pread") as saved, torch.no_grad():
-        if not set(saved.keys()) <= set(own):
-            return False
-        for name in saved.keys():  # noqa: SIM118, it is not a dict
-            own[name].copy_(saved.get_tensor(name))
-    return True

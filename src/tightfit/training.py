@@ -19,7 +19,8 @@ from tightfit.meter import Meter, meter_for
 from tightfit.oom import forget, free_memory, freed_after_failure
 from tightfit.preparation import Prepared, buckets_of, prepare
 from tightfit.recipe import Recipe
-from tightfit.record import FILE, Data, Measured, Predicted, Run, versions
+from tightfit.record import FILE, Run
+from tightfit.recording import measured_by, record_of
 from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows, remove_beginning
 from tightfit.tasks import find_task
 from tightfit.whole import remove_leftovers, whole_folder
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
     from tightfit.pauses import SaveEvery
     from tightfit.planning.keeping import Keeping
     from tightfit.recovery import Say
-    from tightfit.rehearsal.bill import Bill
     from tightfit.report.screen import Screen
-    from tightfit.trainer import StepClock, Trainer
+    from tightfit.stopwatch import StepClock
+    from tightfit.trainer import Trainer
 
 
 SAVE_EVERY = "30 minutes"
@@ -178,9 +179,9 @@ def refuse_unknown_trackers(names: Sequence[str]) -> None:
 
 def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
     """The last checks, which need the data and the model."""
+    from tightfit.arguments import SAVED_CHECKPOINTS
     from tightfit.disk import refuse_full_disk
     from tightfit.features import kept_bytes
-    from tightfit.trainer import SAVED_CHECKPOINTS
 
     if resume:
         refuse_other_rows(folder, prepared.split)
@@ -198,7 +199,7 @@ def _start_meter(device: Device) -> Meter:
 
 def _run(how: _How, prepared: Prepared, meter: Meter) -> Run:
     from tightfit.pauses import Pauses
-    from tightfit.trainer import StepClock
+    from tightfit.stopwatch import StepClock
 
     pauses = Pauses(how.every, how.screen.say)
     with (
@@ -239,10 +240,11 @@ def _finish(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, s
     from tightfit.report.card import write_card
 
     folder, parts = how.folder, prepared.parts
-    sizes = parts.parameters, parts.trainable_parameters  # before an adapter is taken out
+    sizes = {"parameters": parts.parameters, "trainable": parts.trainable_parameters}  # with an adapter still in
     with trainer.meter.moment("save"), what_fails_is_said(folder / "model.safetensors"):
         save_model(trainer, folder, parts.adapter)
-    run = _record(how, prepared, trainer, _measured(trainer.meter, seconds, clock), *sizes)
+    measured = measured_by(trainer.meter, seconds, clock)
+    run = record_of(folder, prepared, trainer.state, measured, learned=how.learned, **sizes)
     with what_fails_is_said(folder / FILE):
         write_card(run)
         run.save()
@@ -284,8 +286,9 @@ def _trainer(
     *,
     preflight: bool,
 ) -> Trainer:
+    from tightfit.arguments import training_arguments
     from tightfit.preflight import find_worst
-    from tightfit.trainer import Trainer, training_arguments
+    from tightfit.trainer import Trainer
 
     task, job, parts = find_task(prepared.job.task), prepared.job, prepared.parts
     buckets, lengths = buckets_of(parts, prepared.train), (prepared.train.lengths, prepared.validation.lengths)
@@ -304,60 +307,3 @@ def _trainer(
         preprocess_logits_for_metrics=task.keep_logits,
         callbacks=callbacks,
     )
-
-
-def _measured(meter: Meter, seconds: float, clock: StepClock) -> Measured:
-    return Measured(
-        peak_bytes=meter.peak,
-        moments=dict(meter.moments),
-        seconds=round(seconds, 3),
-        seconds_per_step=clock.median,
-        epochs=[round(seconds, 3) for seconds in clock.epochs],
-        allocated_moments=dict(meter.allocated) or None,
-    )
-
-
-def _record(
-    how: _How, prepared: Prepared, trainer: Trainer, measured: Measured, parameters: int, trainable: int
-) -> Run:
-    parts = prepared.parts
-    return Run(
-        folder=str(how.folder),
-        job=prepared.job,
-        recipe=prepared.recipe.words,
-        result=prepared.recipe.result.value,
-        max_length=parts.max_length,
-        device=parts.device.title,
-        data=Data(
-            train_rows=len(prepared.train),
-            validation_rows=len(prepared.validation),
-            labels=prepared.labels.names,
-            text_columns=prepared.columns.text,
-            label_column=prepared.columns.label or "",
-            cut_rows=prepared.train.cut,
-        ),
-        parameters=parameters,
-        trainable_parameters=trainable,
-        steps=trainer.state.global_step,
-        measured=measured,
-        predicted=_predicted(prepared.bill, prepared.kept.seconds_per_step if prepared.kept else None),
-        metrics=_best_metrics(trainer.state.log_history, trainer.state.best_global_step),
-        history=trainer.state.log_history,
-        notes=[*prepared.notes, *how.learned],
-        versions=versions(),
-    )
-
-
-def _predicted(bill: Bill | None, seconds_per_step: float | None) -> Predicted:
-    if bill is None:
-        return Predicted(seconds_per_step=seconds_per_step)
-    totals = {name: bill.overhead + sum(kinds.values()) for name, kinds in bill.moments.items()}
-    return Predicted(peak_bytes=bill.peak, moments=totals, seconds_per_step=seconds_per_step)
-
-
-def _best_metrics(history: list[dict[str, float]], kept: int | None) -> dict[str, float]:
-    """The metrics of the epoch whose weights were kept, and the mean training loss."""
-    evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = next((entry for entry in evaluations if entry["step"] == kept), {"epoch": 0.0})
-    scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
-    return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}

@@ -17,7 +17,7 @@ from conftest import make_model, write_reviews
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from tightfit import Job, Run, preparation, train, trainer
+from tightfit import Job, Run, arguments, preparation, train
 
 ROWS, BATCH = 60, 8
 STEPS_PER_EPOCH = 7  # 54 rows to train on
@@ -41,7 +41,7 @@ class Ground:
         """A training in this process: every loss logged, no bill, which takes longer than the training."""
         job = self.job(**{key: settings.pop(key) for key in list(settings) if key in Job.model_fields})
         with (
-            mock.patch.object(trainer, "LOG_EVERY", 1),
+            mock.patch.object(arguments, "LOG_EVERY", 1),
             mock.patch.object(preparation, "_foresee", return_value=(None, ())),
         ):
             return train(job, use or [], out=self.folder / out, device="cpu", quiet=True, resume=resume, **settings)
