@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tightfit.errors import DoesNotFit, TightfitError
     from tightfit.inference import evaluate, predict
     from tightfit.job import Job
+    from tightfit.ladders import Ladder, ladder
     from tightfit.planning import Plan, plan
     from tightfit.recipe import Recipe
     from tightfit.record import Run, load_run
@@ -24,6 +25,7 @@ _HOMES = {
     "Budget": "budget",
     "DoesNotFit": "errors",
     "Job": "job",
+    "Ladder": "ladders",
     "Plan": "planning",
     "Recipe": "recipe",
     "Run": "record",
@@ -31,6 +33,7 @@ _HOMES = {
     "evaluate": "inference",
     "freeze": "strategies.freeze",
     "frozen_parameters": "strategies.freeze",
+    "ladder": "ladders",
     "load_run": "record",
     "plan": "planning",
     "predict": "inference",
@@ -43,6 +46,7 @@ __all__ = [
     "Budget",
     "DoesNotFit",
     "Job",
+    "Ladder",
     "Plan",
     "Recipe",
     "Run",
@@ -50,6 +54,7 @@ __all__ = [
     "evaluate",
     "freeze",
     "frozen_parameters",
+    "ladder",
     "load_run",
     "plan",
     "predict",

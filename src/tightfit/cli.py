@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tightfit.errors import BadInput, TightfitError
+from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
-from tightfit.oom import is_out_of_memory
 from tightfit.options import job_from, setting, with_job_settings
+from tightfit.sentences import what_can_be_mended_is_said
 
 app = typer.Typer(
     name="tightfit",
@@ -35,6 +35,7 @@ Avoid = Annotated[list[str] | None, typer.Option(help="A strategy to leave out o
 Allow = Annotated[str, typer.Option(help="What a plan may do to the result: same, close or different.")]
 Use = Annotated[list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Lang = Annotated[str, typer.Option(help="Language of the page: en or zh.")]
 RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.", metavar="RUN")]
 
 
@@ -128,6 +129,39 @@ def rehearse(
         _print_json(bill.to_json())
     else:
         show_bill(bill, _stdout())
+
+
+@app.command()
+@with_job_settings
+def ladder(
+    settings: dict[str, Any],
+    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings.")] = None,
+    preset: Annotated[str, typer.Option(help="tutorial (what the tutorials teach), ours, or all.")] = "all",
+    rung: Annotated[
+        list[str] | None, typer.Option(help="A recipe in place of a preset, as 'slice:size=8 checkpoint'; or plain.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps that each rung is trained for.")] = 8,
+    full: Annotated[bool, typer.Option("--full", help="Train each rung to the end of the job, for its F1.")] = False,
+    seeds: Annotated[int, typer.Option(help="How often, each time with another seed.")] = 1,
+    budget: Annotated[str | None, typer.Option(help="A line in the picture, as 4GB.")] = None,
+    device: Device = None,
+    out: Annotated[Path, typer.Option(help="The folder for ladder.json, .md, .html and .png.")] = Path("ladder"),
+    lang: Lang = "en",
+    as_json: AsJson = False,
+) -> None:
+    """Measure recipes side by side on this machine: memory, time, and what each does to the result."""
+    job, _ = _job_and_recipe(file, settings, None, "ladder")
+
+    from tightfit.ladders import ladder as run_ladder
+    from tightfit.report.ladder import show_ladder, write_ladder
+
+    how: dict[str, Any] = {"steps": steps, "full": full, "seeds": seeds, "budget": budget}
+    climbed = run_ladder(job, rung or preset, device=device, out=out, quiet=as_json, **how)
+    write_ladder(climbed, out, lang)
+    if as_json:
+        _print_json(climbed.to_json())
+    else:
+        show_ladder(climbed, _stdout())
 
 
 @app.command()
@@ -326,28 +360,8 @@ def _print_json(content: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
 
 
-_NO_MEMORY = (
-    "there is not enough memory even to read the data and the model: close other programs, or use a smaller model."
-)
-
-
 def main() -> None:
     """Run the command line; what a user can mend is one sentence and an exit code."""
-    try:
+    goes_on = {"train": " train --resume goes on from the last checkpoint.", "ladder": " The same command goes on."}
+    with what_can_be_mended_is_said(f"stopped.{goes_on.get(''.join(sys.argv[1:2]), '')}"):
         app()
-    except TightfitError as error:
-        sys.stderr.write(f"tightfit: {error}\n")
-        raise SystemExit(error.exit_code) from None
-    except OSError as error:
-        about = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        sys.stderr.write(f"tightfit: the system says: {about}. Check the path, its permissions and the disk.\n")
-        raise SystemExit(2) from None
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        sys.stderr.write(f"tightfit: {_NO_MEMORY}\n")
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        hint = " train --resume goes on from the last checkpoint." if "train" in sys.argv[1:2] else ""
-        sys.stderr.write(f"tightfit: stopped.{hint}\n")
-        raise SystemExit(130) from None

@@ -57,6 +57,7 @@ def train(
     quiet: bool = False,
     save_every: str = SAVE_EVERY,
     preflight: bool = True,
+    only_measure: bool = False,
 ) -> Run:
     """Train a job with the strategies in `use` and write the trained model and its record to `out`.
 
@@ -65,6 +66,7 @@ def train(
     budget, and if its pre-flight fails a smaller recipe is taken.
     A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
     epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
+    With `only_measure` the evaluation is its largest batch: enough for memory and time, and no measure of quality.
     """
     from tightfit.pauses import SaveEvery
     from tightfit.report.screen import Screen
@@ -90,6 +92,7 @@ def train(
         every=every,
         report_to=report_to,
         preflight=preflight,
+        only_measure=only_measure,
         resume=resume,
         checkpoint=checkpoint,
         learned=passed_over,
@@ -119,6 +122,7 @@ class _How:
     every: SaveEvery
     report_to: Sequence[str]
     preflight: bool
+    only_measure: bool
     resume: bool
     checkpoint: Path | None
     """What it goes on from."""
@@ -207,9 +211,7 @@ def _run(how: _How, prepared: Prepared, meter: Meter) -> Run:
         pauses.listening(),
         guarded(how.device, how.screen.say, how.budget),
     ):
-        trainer = _trainer(
-            prepared, how.folder, meter, how.report_to, [progress, pauses], how.say, preflight=how.preflight
-        )
+        trainer = _trainer(how, prepared, meter, [progress, pauses])
         _begin(prepared, how.folder, how.resume)
         clock = StepClock()
         trainer.add_callback(clock)
@@ -276,32 +278,26 @@ def save_model(trainer: Trainer, folder: Path, adapter: Adapter | None) -> None:
     (folder / "model").rmdir()
 
 
-def _trainer(
-    prepared: Prepared,
-    folder: Path,
-    meter: Meter,
-    report_to: Sequence[str],
-    callbacks: list[TrainerCallback],
-    say: Say,
-    *,
-    preflight: bool,
-) -> Trainer:
+def _trainer(how: _How, prepared: Prepared, meter: Meter, callbacks: list[TrainerCallback]) -> Trainer:
     from tightfit.arguments import training_arguments
     from tightfit.preflight import find_worst
     from tightfit.trainer import Trainer
 
     task, job, parts = find_task(prepared.job.task), prepared.job, prepared.parts
     buckets, lengths = buckets_of(parts, prepared.train), (prepared.train.lengths, prepared.validation.lengths)
-    worst = find_worst(job, parts, *lengths, buckets) if preflight else None
+    worst = find_worst(job, parts, *lengths, buckets) if how.preflight else None
+    held_out = prepared.validation.dataset  # the longest texts come first
+    if how.only_measure:
+        held_out = held_out.select(range(min(parts.evaluation_rows, len(held_out))))
     return Trainer(
         parts=parts,
         meter=meter,
         buckets=buckets,
-        say=say,
+        say=how.say,
         worst=worst,
-        args=training_arguments(job, parts, folder, list(report_to)),
+        args=training_arguments(job, parts, how.folder, list(how.report_to)),
         train_dataset=prepared.train.dataset,
-        eval_dataset=prepared.validation.dataset,
+        eval_dataset=held_out,
         processing_class=prepared.tokenizer,
         compute_metrics=task.metrics,
         preprocess_logits_for_metrics=task.keep_logits,

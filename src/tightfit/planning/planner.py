@@ -62,6 +62,10 @@ class Planner:
             self._known[recipe] = self._rehearse(recipe)
         return self._known[recipe]
 
+    def refusal(self, recipe: Recipe) -> str | None:
+        """Why a recipe that was asked for cannot be used."""
+        return self._refused.get(" ".join(recipe.words))
+
     def _allowed(self, budget: Budget, wishes: Wishes) -> list[Option]:
         """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
         device, batch = self.rehearsal.company.device, self.rehearsal.company.job.batch_size
