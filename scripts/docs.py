@@ -6,7 +6,6 @@ A block stands between `<!-- NAME -->` and `<!-- /NAME -->`; its content comes f
 from __future__ import annotations
 
 import ast
-import io
 import json
 import re
 import statistics
@@ -94,29 +93,11 @@ def published_page() -> str:
 
 def accuracy_picture() -> str:
     """Foretold against measured peak, every run a dot."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "tightfit", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot
+    from tightfit.report.pictures.drawing import as_file_svg
+    from tightfit.report.pictures.scatter import scatter
 
     runs = records.memory_runs()
-    measured, foretold = ([run[key] / 2**30 for run in runs] for key in ("measured", "predicted"))
-    figure, axes = pyplot.subplots(figsize=(4.6, 4.2), layout="constrained")
-    ends = [0.8 * min(measured), 1.2 * max(measured)]
-    axes.plot(ends, ends, color="0.7", linewidth=1, label="foretold = measured")
-    axes.fill_between(ends, [0.95 * e for e in ends], [1.05 * e for e in ends], color="0.93", label="± 5 %")
-    axes.scatter(measured, foretold, s=16, alpha=0.8, color="#0b6e99", linewidth=0)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured peak, GiB", ylabel="foretold peak, GiB")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-    axes.legend(frameon=False, loc="upper left")
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+    return as_file_svg(scatter([run["measured"] for run in runs], [run["predicted"] for run in runs]))
 
 
 def filled(text: str, language: str) -> str:
