@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tightfit.features import Tell
     from tightfit.pauses import SaveEvery
     from tightfit.planning.keeping import Keeping
-    from tightfit.recovery import Say
     from tightfit.report.screen import Screen
     from tightfit.stopwatch import StepClock
     from tightfit.trainer import Trainer
