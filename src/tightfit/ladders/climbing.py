@@ -10,7 +10,7 @@ from typing import Any
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, OutputError, RunFailed
 from tightfit.job import Job
-from tightfit.ladders.elsewhere import Worker
+from tightfit.ladders.elsewhere import ask
 from tightfit.ladders.record import FILE, Climb, Foretold, Ladder, Row, load_ladder
 from tightfit.recipe import Recipe
 from tightfit.record import versions
@@ -80,11 +80,11 @@ def _foretell(ladder: Ladder, recipes: list[Recipe], device: str | None, screen:
     if not rows:
         return
     task = {"job": ladder.job.model_dump(), "recipes": [row.recipe for row in rows], "device": device}
-    with screen.status(f"Rehearsing {len(rows)} rungs"), Worker(task) as worker:
-        answer, sentence = worker.answer()
-    if answer is None:
-        raise BadInput(sentence) if worker.process.returncode == BadInput.exit_code else RunFailed(sentence)
-    for row, said in zip(rows, answer, strict=True):
+    with screen.status(f"Rehearsing {len(rows)} rungs"):
+        answer = ask(task)
+    if answer.found is None:
+        raise (BadInput if answer.exit_code == BadInput.exit_code else RunFailed)(answer.sentence)
+    for row, said in zip(rows, answer.found, strict=True):
         row.foretold = Foretold(**said["foretold"]) if "foretold" in said else None
         row.failed = said.get("failed")
 
@@ -119,10 +119,9 @@ def _measure(
     job = ladder.job.model_copy(update=changes)
     task = {"job": job.model_dump(), "words": row.recipe, "device": device, "folder": str(folder)}
     try:
-        with Worker(task | {"full": ladder.steps is None}) as worker:
-            answer, sentence = worker.answer(glance)
+        answer = ask(task | {"full": ladder.steps is None}, glance)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    row.failed = sentence or None
-    if answer is not None:
-        row.climbs.append(Climb(**answer))
+    row.failed = answer.sentence or None
+    if answer.found is not None:
+        row.climbs.append(Climb(**answer.found))

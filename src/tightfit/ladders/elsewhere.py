@@ -8,50 +8,58 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO, Any
 
 _GLANCE = 0.5  # seconds between two looks at a process
 
 
-class Worker:
-    """A process of its own. Ctrl-C reaches only this one, which has nothing half done to keep and ends the other.
+@dataclass(frozen=True)
+class Answer:
+    """What a process found, or the last thing it said."""
 
-    It speaks to files: a pipe that nobody reads while it works could fill up.
+    found: Any
+    sentence: str
+    exit_code: int
+
+
+def ask(task: dict[str, Any], glance: Callable[[float], None] = lambda seconds: None) -> Answer:
+    """Have a task done; now and then `glance` hears for how long it has been on.
+
+    The process speaks to files: a pipe that nobody reads while it works could fill up. Ctrl-C reaches only this
+    process, which ends the other: it has nothing half done that is worth keeping.
     """
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+        command = [sys.executable, "-m", "tightfit.ladders.worker"]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=printed, stderr=said, start_new_session=True)
+        try:
+            _give(process, task)
+            _watch(process, glance)
+        finally:
+            process.kill()
+            process.wait()
+        return _answer(process.returncode, printed, said)
 
-    def __init__(self, task: dict[str, Any]) -> None:
-        self.printed, self.said = tempfile.TemporaryFile("w+b"), tempfile.TemporaryFile("w+b")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tightfit.ladders.worker"],
-            stdin=subprocess.PIPE,
-            stdout=self.printed,
-            stderr=self.said,
-            start_new_session=True,
-        )
-        assert self.process.stdin
-        self.process.stdin.write(json.dumps(task).encode())
-        self.process.stdin.close()
 
-    def __enter__(self) -> Worker:
-        return self
+def _give(process: subprocess.Popen[bytes], task: dict[str, Any]) -> None:
+    assert process.stdin
+    process.stdin.write(json.dumps(task).encode())
+    process.stdin.close()
 
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.printed.close()
-        self.said.close()
 
-    def answer(self, glance: Callable[[float], None] = lambda seconds: None) -> tuple[Any, str]:
-        """What it found, or the last thing it said; on the way it is looked at now and then."""
-        start = time.monotonic()
-        while self.process.poll() is None:
-            time.sleep(_GLANCE)
-            glance(time.monotonic() - start)
-        if self.process.returncode == 0:
-            return json.loads(_lines(self.printed)[-1]), ""
-        if self.process.returncode < 0:
-            return None, f"ended by signal {-self.process.returncode}, perhaps for want of memory"
-        return None, (_lines(self.said) or ["it ended without a word"])[-1].removeprefix("tightfit: ")
+def _watch(process: subprocess.Popen[bytes], glance: Callable[[float], None]) -> None:
+    start = time.monotonic()
+    while process.poll() is None:
+        time.sleep(_GLANCE)
+        glance(time.monotonic() - start)
+
+
+def _answer(code: int, printed: IO[bytes], said: IO[bytes]) -> Answer:
+    if code == 0:
+        return Answer(json.loads(_lines(printed)[-1]), "", 0)
+    if code < 0:
+        return Answer(None, f"ended by signal {-code}, perhaps for want of memory", 1)
+    return Answer(None, (_lines(said) or ["it ended without a word"])[-1].removeprefix("tightfit: "), code)
 
 
 def _lines(file: IO[bytes]) -> list[str]:

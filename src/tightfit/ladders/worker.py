@@ -1,6 +1,6 @@
-"""One rung, or the forecast of all, in a process of its own: a task comes in on standard input, a line of JSON goes out.
+"""Worker: one rung, or the forecast of all, in a process of its own.
 
-A fresh process has nothing of an earlier rung in its memory, and one that is killed takes nobody along.
+A task comes in on standard input, a line of JSON goes out. A process that is killed takes nobody along.
 """
 
 from __future__ import annotations

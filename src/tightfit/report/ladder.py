@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tightfit.ladders.record import Ladder, Row
@@ -31,20 +31,28 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
     """A line for each rung, what it shrank below it."""
     words = WORDS["en"]
     console.print(f"\n{about(ladder, words)}", style="bold", markup=False)
-    table = Table(box=None, pad_edge=False)
-    for name in ("peak", "foretold", "", "a step", "an epoch", "F1", "result", "rung"):
-        table.add_column(name, justify="left" if name in ("", "result", "rung") else "right", no_wrap=name != "rung")
-    for row in ladder.rows:
-        measured, foretold, step, epoch, score, result, title, why = cells(ladder, row, words)
-        table.add_row(measured, foretold, bar(ladder, row), step, epoch, score, result, f"{title}\n  {why}".rstrip())
-    console.print(table)
+    rows = [cells(ladder, row, words) for row in ladder.rows]
+    score = any(row.scores("f1") for row in ladder.rows)
+    names = ["peak", "foretold", "a step", "an epoch", *(["F1"] if score else []), "result"]
+    lines = [[*row[:4], *(row[4:5] if score else ()), row[5]] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
+    console.print(f"{_aligned(names, widths)}  {'':{_BAR}}  rung", style="dim", markup=False)
+    for row, line, (*_, title, why) in zip(ladder.rows, lines, rows, strict=True):
+        console.print(Text.assemble(_aligned(line, widths), "  ", _bar(ladder, row), "  ", title))
+        if why:
+            console.print(f"{'':{sum(widths) + 2 * len(widths) + _BAR + 2}}{why}", style="dim", markup=False)
     console.print(_legend(ladder))
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    """Narrow columns: recipes come last, they may be longer than a terminal is wide."""
+    return "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
 
 
 def ladder_as_text(ladder: Ladder) -> str:
     """The same without colours."""
     page = StringIO()
-    show_ladder(ladder, Console(file=page, width=_WIDTH, no_color=True))
+    show_ladder(ladder, Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True))
     return page.getvalue()
 
 
@@ -87,7 +95,7 @@ def _shrank(ladder: Ladder, row: Row, words: Words) -> str:
     return f"{', '.join(said)} ({words['against'].format(before.title)})"
 
 
-def bar(ladder: Ladder, row: Row) -> Text:
+def _bar(ladder: Ladder, row: Row) -> Text:
     """The foretold peak by kind, as long as the largest rung lets it be."""
     largest = max((r.foretold.peak_bytes for r in ladder.rows if r.foretold), default=1)
     line = Text()
@@ -97,6 +105,7 @@ def bar(ladder: Ladder, row: Row) -> Text:
         cut = [round(_BAR * edge / largest) for edge in (done, end)]
         line.append("█" * (cut[1] - cut[0]), style=_COLOURS.get(kind, "cyan"))
         done = end
+    line.append(" " * (_BAR - len(line)))
     return line
 
 
