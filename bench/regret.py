@@ -1,8 +1,9 @@
 """Regret: is the recipe that `plan` chooses the fastest, and are the times it foretells true?
 
 For each case the chosen recipe and the alternatives of the plan are trained, each in a process of its own that waits
-at every step for its turn, so all meet the machine in the same mood and the same batch. Shapes from ../shared/models
-with random weights, real reviews. Writes records/regret.json; a later call goes on where an earlier one stopped.
+at every step for its turn, so all meet the machine in the same mood and the same batch. The machine's rates are
+measured anew for each case, as on first use. Shapes from ../shared/models with random weights, real reviews. Writes
+records/regret.json; a later call goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -63,6 +65,7 @@ def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict
             [sys.executable, "-m", "tightfit", "plan", "--json", "--budget", budget, *about],
             stdout=subprocess.PIPE,
             check=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(folder / f"rates of {model} {budget}")},
         ).stdout
     )
     options = [plan, *plan["alternatives"][:others]]

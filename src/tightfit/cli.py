@@ -154,7 +154,9 @@ def ladder(
 
     from tightfit.ladders import ladder as run_ladder
     from tightfit.report.ladder import show_ladder, write_ladder
+    from tightfit.report.ladder_words import words_of
 
+    words_of(lang)  # a language that is not there is said before hours of work
     how: dict[str, Any] = {"steps": steps, "full": full, "seeds": seeds, "budget": budget}
     climbed = run_ladder(job, rung or preset, device=device, out=out, quiet=as_json, **how)
     write_ladder(climbed, out, lang)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from plans import RATES, planner_of
 from tightfit.cards import CARDS
@@ -88,6 +89,7 @@ def test_rates_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls = []
     monkeypatch.setattr(measured, "measure", lambda: calls.append(1) or RATES)
+    monkeypatch.setattr(measured, "is_quiet", lambda: True)
     for _ in range(2):
         measured.rates_of_this_machine.cache_clear()
         assert measured.rates_of_this_machine().call == RATES.call
@@ -102,6 +104,23 @@ def test_rates_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pyte
     measured.rates_of_this_machine()
     assert len(calls) == 3
     measured.rates_of_this_machine.cache_clear()
+
+
+@pytest.mark.parametrize("quiet", [(False,), (True, False)], ids=["busy", "became busy"])
+def test_rates_of_a_busy_machine_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: tuple[bool, ...]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    looks, threads, before = iter(quiet), [], torch.get_num_threads()
+    monkeypatch.setattr(measured, "is_quiet", lambda: next(looks))
+    monkeypatch.setattr(measured, "measure", lambda: threads.append(torch.get_num_threads()) or RATES)
+    measured.rates_of_this_machine.cache_clear()
+    rates = measured.rates_of_this_machine()
+    measured.rates_of_this_machine.cache_clear()
+    assert not list(tmp_path.rglob("*.json"))
+    assert threads == [before if quiet[0] else 1]
+    assert torch.get_num_threads() == before
+    assert (rates.note is None) == quiet[0]
 
 
 def test_measured_rates_are_plausible() -> None:

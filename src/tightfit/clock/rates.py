@@ -24,6 +24,8 @@ class Rates:
     """Seconds that each optimizer takes for a parameter; what is not listed is told from its operations."""
     overlaps: bool = False
     """Whether the calls run ahead of the work, as on a card: then only the longer of the two counts."""
+    note: str | None = None
+    """What is odd about them."""
 
     def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
         """Of operations of one sort, each."""

@@ -54,7 +54,7 @@ class Keeping:
         return _elsewhere(self._choose, planner)
 
     def _choose(self, planner: Planner) -> Kept:
-        notes = [self.budget.note] if self.budget.note else []
+        notes = [note for note in (self.budget.note, planner.clock.rates.note) if note]
         option = planner.option(self.planned) if self.planned is not None else None
         if option is not None and option.at_most > self.budget.size:
             notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")

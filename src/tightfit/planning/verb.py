@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.budget import Budget
+from tightfit.clock import clock_for
 from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning import plan
@@ -39,8 +40,11 @@ def run_plan(
     try:
         with screen.status("Planning"):
             made = make(job, budget, use=use, avoid=avoid, allow=allow)
+            odd = clock_for(budget.device).rates.note
     except DoesNotFit as error:
         return error.plan
+    if odd:
+        screen.say(odd)
     if out:
         write_plan(out, made)
         screen.say(f"{out} written: tightfit train {out} --out runs/mine")
