@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 from quality import ROOT, SHARED
-
 from tightfit.demo import demo_job
 from tightfit.job import Job
 from tightfit.ladders.rungs import find_rungs

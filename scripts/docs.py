@@ -10,10 +10,12 @@ import json
 import re
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import records
 import reliability
+from tightfit.ladders.record import load_ladder
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "tightfit"
@@ -69,6 +71,7 @@ def written() -> dict[Path, str]:
     files = {ROOT / name: filled((ROOT / name).read_text("utf-8"), language) for name, language in READMES.items()}
     files[ROOT / "docs" / "published.md"] = published_page()
     files[ROOT / "docs" / "reliability.md"] = reliability.page(table)
+    files[ROOT / "docs" / "ladder.svg"] = ladder_picture()
     files[ROOT / "docs" / "accuracy.svg"] = accuracy_picture()
     files[SOURCE / "rehearsal" / "accuracy.json"] = records.accuracy_file()
     return files
@@ -281,6 +284,26 @@ def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def rungs(name: str) -> Callable[[str], str]:
+    """A ladder's own table."""
+
+    def block(language: str) -> str:
+        from tightfit.report.ladder import ladder_as_markdown
+
+        return ladder_as_markdown(load_ladder(RECORDS / f"{name}.json"), language)
+
+    return block
+
+
+def ladder_picture() -> str:
+    """BERT-Large, rung by rung."""
+    from tightfit.report.ladder_words import WORDS
+    from tightfit.report.pictures.drawing import as_file_svg
+    from tightfit.report.pictures.ladder import ladder_picture
+
+    return as_file_svg(ladder_picture(load_ladder(RECORDS / "rungs-macbert-large.json"), WORDS["en"]))
+
+
 BLOCKS = {
     "strategies": strategies,
     "tree": tree,
@@ -288,6 +311,8 @@ BLOCKS = {
     "promise": promise,
     "quality": quality,
     "ladder": ladder,
+    "rungs-macbert-large": rungs("rungs-macbert-large"),
+    "rungs-minilm": rungs("rungs-minilm"),
     "frozen": frozen,
     "padding": padding,
     "memory": memory,
