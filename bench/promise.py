@@ -15,7 +15,9 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tightfit.units import parse_bytes
 
 RECORD = ROOT / "records" / "promise.json"
 GROUPS = Path("/sys/fs/cgroup/memory")
+WRITING = threading.Lock()
 ROWS = 320  # an epoch of them is trained whole
 CASES: dict[str, tuple[str, ...]] = {
     "rbt3": ("820MB", "900MB", "1GB", "1.2GB", "1.5GB", "2GB"),
@@ -40,18 +43,29 @@ CASES: dict[str, tuple[str, ...]] = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=None, help="begin no run after this; a later call goes on")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side, which share the cores")
     given = parser.parse_args()
     runs, start = earlier(), time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(given.at_once) as pool:
         data = reviews(Path(name), ROWS)
-        for model, budget in cases():
-            if f"{model} {budget}" in runs:
-                continue
-            if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
-                break
-            runs[f"{model} {budget}"] = run(model, budget, data, Path(name))
-            RECORD.write_text(json.dumps({"limit": limit_kind(), "runs": runs}, indent=1) + "\n", "utf-8")
-            print(model, budget, runs[f"{model} {budget}"], flush=True)
+
+        def one(case: tuple[str, str]) -> None:
+            model, budget = case
+            if given.minutes is None or time.monotonic() - start < 60 * given.minutes:
+                found = run(model, budget, data, Path(name), given.at_once)
+                with WRITING:
+                    runs[f"{model} {budget}"] = found
+                    RECORD.write_text(
+                        json.dumps({"limit": limit_kind(), "runs": in_order(runs)}, indent=1) + "\n", "utf-8"
+                    )
+                print(model, budget, found, flush=True)
+
+        list(pool.map(one, [case for case in cases() if " ".join(case) not in runs]))
+
+
+def in_order(runs: dict[str, Any]) -> dict[str, Any]:
+    """As they stand above, whichever was done first."""
+    return {name: runs[name] for name in map(" ".join, cases()) if name in runs}
 
 
 def cases() -> list[tuple[str, str]]:
@@ -71,13 +85,20 @@ def reviews(folder: Path, rows: int) -> Path:
     return file
 
 
-def run(model: str, budget: str, data: Path, folder: Path) -> dict[str, Any]:
+def run(model: str, budget: str, data: Path, folder: Path, at_once: int) -> dict[str, Any]:
     out = folder / f"{model}-{budget}"
     command = [sys.executable, "-m", "tightfit", "train", "--json", "--device", "cpu", "--random-weights"]
     command += ["--model", str(SHARED / "models" / model), "--data", str(data)]
     command += ["--budget", budget, "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited(parse_bytes(budget)))
-    result: dict[str, Any] = {"exit": done.returncode, "budget_bytes": parse_bytes(budget)}
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+        preexec_fn=limited(parse_bytes(budget), out.name),
+    )
+    result: dict[str, Any] = {"exit": done.returncode, "budget_bytes": parse_bytes(budget), "threads": threads}
     if done.returncode == 0:
         said = json.loads(done.stdout)
         result |= {
@@ -97,11 +118,11 @@ def limit_kind() -> str:
     return "cgroup" if os.access(GROUPS, os.W_OK) else "RLIMIT_DATA"
 
 
-def limited(size: int) -> Any:
+def limited(size: int, name: str) -> Any:
     """What a process does before it becomes the training: move into a group with that limit."""
     if limit_kind() != "cgroup":
         return lambda: resource.setrlimit(resource.RLIMIT_DATA, (size, size))
-    group = GROUPS / f"tightfit-{os.getpid()}"
+    group = GROUPS / f"tightfit-{os.getpid()}-{name}"
     group.mkdir(exist_ok=True)
     (group / "memory.force_empty").write_text("0")
     (group / "memory.limit_in_bytes").write_text(str(size))
