@@ -1,9 +1,10 @@
 """Regret: is the recipe that `plan` chooses the fastest, and are the times it foretells true?
 
 For each case the chosen recipe and the alternatives of the plan are trained, each in a process of its own that waits
-at every step for its turn, so all meet the machine in the same mood and the same batch. The machine's rates are
-measured anew for each case, as on first use. Shapes from ../shared/models with random weights, real reviews. Writes
-records/regret.json; a later call goes on where an earlier one stopped.
+at every step for its turn, so all meet the machine in the same mood and the same batch. The mood changes within
+minutes, so the machine's rates are measured before the steps, as on first use, and once more after them. Shapes from
+../shared/models with random weights, real reviews. Writes records/regret.json; a later call goes on where an earlier
+one stopped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from ladder import WARM_UP, Contestant
 from promise import reviews
 from quality import ROOT, SHARED
+from tightfit.ladders.elsewhere import ask
 
 RECORD = ROOT / "records" / "regret.json"
 STEPS = 4
@@ -60,14 +62,9 @@ def earlier() -> dict[str, Any]:
 
 def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict[str, Any]:
     about = ["--model", str(SHARED / "models" / model), "--data", str(data), "--random-weights", "--device", "cpu"]
-    plan = json.loads(
-        subprocess.run(
-            [sys.executable, "-m", "tightfit", "plan", "--json", "--budget", budget, *about],
-            stdout=subprocess.PIPE,
-            check=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(folder / f"rates of {model} {budget}")},
-        ).stdout
-    )
+    os.environ["XDG_CACHE_HOME"] = str(folder / f"{model} {budget} before")
+    command = [sys.executable, "-m", "tightfit", "plan", "--json", "--budget", budget, *about]
+    plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     options = [plan, *plan["alternatives"][:others]]
     running = [
         Contestant(" ".join(o["recipe"]), training(about, o["recipe"], folder / f"{model}-{budget}-{i}"))
@@ -76,18 +73,27 @@ def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict
     for _ in range(STEPS + WARM_UP):
         for contestant in running:
             contestant.take_turn()
+    os.environ["XDG_CACHE_HOME"] = str(folder / f"{model} {budget} after")
+    after = foretold_now(model, data, [option["recipe"] for option in options])
     runs = [
         {
             "recipe": option["recipe"],
             "result": option["result"],
-            "foretold_seconds": option["seconds_per_step"],
+            "foretold_seconds": statistics.mean([option["seconds_per_step"], later]),
+            "foretold_before_and_after": [option["seconds_per_step"], later],
             "seconds_per_step": statistics.median(contestant.steady),
             "seconds": contestant.steady,
             "peak_bytes": contestant.result()["peak_bytes"],
         }
-        for option, contestant in zip(options, running, strict=True)
+        for option, later, contestant in zip(options, after, running, strict=True)
     ]
     return {"runs": runs, **verdict(runs)}
+
+
+def foretold_now(model: str, data: Path, recipes: list[list[str]]) -> list[float]:
+    job = {"model": str(SHARED / "models" / model), "data": str(data), "random_weights": True}
+    answer = ask({"job": job, "recipes": recipes, "device": "cpu"})
+    return [found["foretold"]["seconds_per_step"] for found in answer.found]
 
 
 def training(about: list[str], recipe: list[str], out: Path) -> list[str]:

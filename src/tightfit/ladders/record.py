@@ -71,6 +71,14 @@ class Row(_Value):
         return max((climb.peak_bytes for climb in self.climbs), default=None)
 
     @property
+    def moment(self) -> str | None:
+        """When that was, or when it was foretold to be."""
+        if not self.climbs:
+            return self.foretold.moment if self.foretold else None
+        moments = max(self.climbs, key=lambda climb: climb.peak_bytes).moments
+        return max(moments, key=lambda name: moments[name], default=None)
+
+    @property
     def foretold_peak(self) -> int | None:
         """As the training itself foretold it, or as it was foretold before."""
         said = [climb.foretold_bytes for climb in self.climbs if climb.foretold_bytes]
@@ -122,7 +130,7 @@ class Ladder(_Value):
     def _repr_html_(self) -> str:
         from tightfit.report.ladder import ladder_as_html
 
-        return ladder_as_html(self, "en")
+        return ladder_as_html(self)
 
 
 def load_ladder(file: Path) -> Ladder:

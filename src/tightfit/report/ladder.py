@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from html import escape
 from io import StringIO
 from pathlib import Path
 
@@ -25,35 +26,31 @@ _COLOURS = {
     "activations": "red",
     "temporary": "magenta",
 }
+_COLUMNS = ("rung", "measured", "foretold", "moment", "a step", "an epoch", "F1", "result", "shrank")
 
 
-def show_ladder(ladder: Ladder, console: Console) -> None:
-    """A line for each rung, what it shrank below it."""
-    words = WORDS["en"]
-    console.print(f"\n{about(ladder, words)}", style="bold", markup=False)
-    rows = [cells(ladder, row, words) for row in ladder.rows]
-    score = any(row.scores("f1") for row in ladder.rows)
-    names = ["peak", "foretold", "a step", "an epoch", *(["F1"] if score else []), "result"]
-    lines = [[*row[:4], *(row[4:5] if score else ()), row[5]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(names, *lines, strict=True)]
-    console.print(f"{_aligned(names, widths)}  {'':{_BAR}}  rung", style="dim", markup=False)
-    for row, line, (*_, title, why) in zip(ladder.rows, lines, rows, strict=True):
-        console.print(Text.assemble(_aligned(line, widths), "  ", _bar(ladder, row), "  ", title))
-        if why:
-            console.print(f"{'':{sum(widths) + 2 * len(widths) + _BAR + 2}}{why}", style="dim", markup=False)
-    console.print(_legend(ladder))
+def columns(ladder: Ladder) -> list[str]:
+    """What there is to be shown: F1 only where a training ran to its end."""
+    scored = any(row.scores("f1") for row in ladder.rows)
+    return [name for name in _COLUMNS if scored or name != "F1"]
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    """Narrow columns: recipes come last, they may be longer than a terminal is wide."""
-    return "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-
-
-def ladder_as_text(ladder: Ladder) -> str:
-    """The same without colours."""
-    page = StringIO()
-    show_ladder(ladder, Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True))
-    return page.getvalue()
+def cells(ladder: Ladder, row: Row, words: Words) -> dict[str, str]:
+    """A rung's figures as text; where it was not measured the reason stands in place of what it shrank."""
+    step, epoch = row.seconds_per_step, row.seconds_per_epoch
+    found = {
+        "rung": row.title,
+        "measured": row.peak and format_bytes(row.peak),
+        "foretold": row.foretold_peak and format_bytes(row.foretold_peak),
+        "moment": row.moment,
+        "a step": step and format_seconds(step),
+        "an epoch": epoch and format_seconds(epoch),
+        "F1": _score(row),
+        "result": words[row.result],
+    }
+    return {name: str(cell or "–") for name, cell in found.items()} | {
+        "shrank": row.failed or _shrank(ladder, row, words)
+    }
 
 
 def about(ladder: Ladder, words: Words) -> str:
@@ -61,22 +58,6 @@ def about(ladder: Ladder, words: Words) -> str:
     job = ladder.job
     what = f"{Path(job.model).name}, {Path(job.data).name}, {job.batch_size} × {job.max_length}, {ladder.device}"
     return f"{what}; {words['to the end'] if ladder.steps is None else words['steps'].format(ladder.steps)}"
-
-
-def cells(ladder: Ladder, row: Row, words: Words) -> tuple[str, ...]:
-    """Measured and foretold peak, a step, an epoch, F1, result, recipe, and what it shrank or why it is not there."""
-    dash = "–"
-    step, epoch = row.seconds_per_step, row.seconds_per_epoch
-    return (
-        format_bytes(row.peak) if row.peak else dash,
-        format_bytes(row.foretold_peak) if row.foretold_peak else dash,
-        format_seconds(step) if step else dash,
-        format_seconds(epoch) if epoch else dash,
-        _score(row) or dash,
-        row.result,
-        row.title,
-        row.failed or _shrank(ladder, row, words),
-    )
 
 
 def _score(row: Row) -> str:
@@ -87,26 +68,49 @@ def _score(row: Row) -> str:
 
 def _shrank(ladder: Ladder, row: Row, words: Words) -> str:
     """Every kind that changed, as in "activations −9.1 GiB"."""
-    changes = shrunk(ladder, row)
-    before = grown_from(ladder, row)
+    changes, before = shrunk(ladder, row), grown_from(ladder, row)
     if before is None or not changes:
         return ""
     said = [f"{words[kind]} {'−' if size > 0 else '+'}{format_bytes(abs(size))}" for kind, size in changes.items()]
     return f"{', '.join(said)} ({words['against'].format(before.title)})"
 
 
+def show_ladder(ladder: Ladder, console: Console) -> None:
+    """A line for each rung, what it shrank below it. Recipes come last: they may be longer than a terminal is wide."""
+    words = WORDS["en"]
+    console.print(f"\n{about(ladder, words)}", style="bold", markup=False)
+    names = [name for name in columns(ladder) if name not in ("rung", "moment", "shrank")]
+    rows = [cells(ladder, row, words) for row in ladder.rows]
+    widths = [max(map(len, (name, *(row[name] for row in rows)))) for name in names]
+    console.print(f"{_aligned(names, widths)}  {'':{_BAR}}  rung", style="dim", markup=False)
+    for row, found in zip(ladder.rows, rows, strict=True):
+        figures = _aligned([found[name] for name in names], widths)
+        console.print(Text.assemble(figures, "  ", _bar(ladder, row), f"  {row.title}"))
+        if found["shrank"]:
+            console.print(f"{'':{len(figures) + _BAR + 4}}{found['shrank']}", style="dim", markup=False)
+    console.print(_legend(ladder))
+
+
+def ladder_as_text(ladder: Ladder) -> str:
+    """The same without colours."""
+    page = StringIO()
+    show_ladder(ladder, Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True))
+    return page.getvalue()
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+
+
 def _bar(ladder: Ladder, row: Row) -> Text:
     """The foretold peak by kind, as long as the largest rung lets it be."""
     largest = max((r.foretold.peak_bytes for r in ladder.rows if r.foretold), default=1)
-    line = Text()
-    done = 0
+    line, done = Text(), 0
     for kind, size in kinds_of(row).items():
-        end = done + size
-        cut = [round(_BAR * edge / largest) for edge in (done, end)]
-        line.append("█" * (cut[1] - cut[0]), style=_COLOURS.get(kind, "cyan"))
-        done = end
-    line.append(" " * (_BAR - len(line)))
-    return line
+        start, end = (round(_BAR * edge / largest) for edge in (done, done + size))
+        line.append("█" * (end - start), style=_COLOURS[kind])
+        done += size
+    return line.append(" " * (_BAR - len(line)))
 
 
 def kinds_of(row: Row) -> dict[str, int]:
@@ -124,37 +128,33 @@ def _legend(ladder: Ladder) -> Text:
 
 def ladder_as_markdown(ladder: Ladder, language: str = "en") -> str:
     """For a README or an issue."""
-    words = words_of(language)
-    names = [words[name] for name in ("rung", "measured", "foretold", "a step", "an epoch", "result", "shrank")]
-    score = any(row.scores("f1") for row in ladder.rows)
-    lines = [[*names[:5], *(["F1"] if score else []), *names[5:]]]
-    lines.append(["---"] * len(lines[0]))
+    words, names = words_of(language), columns(ladder)
+    lines = [[words.get(name, name) for name in names], ["---"] * len(names)]
     for row in ladder.rows:
-        measured, foretold, step, epoch, f1, result, title, why = cells(ladder, row, words)
-        lines.append([f"`{title}`", measured, foretold, step, epoch, *([f1] if score else []), f"`{result}`", why])
+        found = cells(ladder, row, words)
+        lines.append([f"`{found[name]}`" if name == "rung" else found[name] for name in names])
     table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return f"{about(ladder, words)}\n\n{table}"
 
 
-def ladder_as_html(ladder: Ladder, language: str) -> str:
+def ladder_as_html(ladder: Ladder, language: str = "en") -> str:
     """The picture and the table, for a notebook or a page."""
-    from html import escape
-
     from tightfit.report.pictures.drawing import as_svg
     from tightfit.report.pictures.ladder import ladder_picture
 
-    words = words_of(language)
-    score = any(row.scores("f1") for row in ladder.rows)
-    head = ["rung", "measured", "foretold", "a step", "an epoch", *(["F1"] if score else []), "result", "shrank"]
-    rows = []
-    for row in ladder.rows:
-        measured, foretold, step, epoch, f1, result, title, why = cells(ladder, row, words)
-        line = [f"<code>{escape(title)}</code>", measured, foretold, step, epoch, *([f1] if score else [])]
-        rows.append([*line, words[result], escape(why)])
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line) + "</tr>" for line in rows)
-    table = f"<table><tr>{''.join(f'<th>{words.get(name, name)}</th>' for name in head)}</tr>{body}</table>"
-    picture = as_svg(ladder_picture(ladder, words))
-    return f"<p>{escape(about(ladder, words))}</p><figure>{picture}</figure><div class='scroll'>{table}</div>"
+    words, names = words_of(language), columns(ladder)
+    head = "".join(f"<th>{words.get(name, name)}</th>" for name in names)
+    rows = [cells(ladder, row, words) for row in ladder.rows]
+    body = "".join(f"<tr>{''.join(_cell(name, row[name]) for name in names)}</tr>" for row in rows)
+    picture = as_svg(ladder_picture(ladder, words), words["ladder"])
+    table = f"<div class='scroll'><table><tr>{head}</tr>{body}</table></div>"
+    return f"<p>{escape(about(ladder, words))}</p><figure>{picture}</figure>{table}"
+
+
+def _cell(name: str, text: str) -> str:
+    if name in ("rung", "shrank"):
+        return f"<td><code>{escape(text)}</code></td>" if name == "rung" else f"<td>{escape(text)}</td>"
+    return f"<td class='number'>{escape(text)}</td>"
 
 
 def write_ladder(ladder: Ladder, folder: Path, language: str) -> None:
@@ -163,7 +163,8 @@ def write_ladder(ladder: Ladder, folder: Path, language: str) -> None:
     from tightfit.report.pictures.drawing import as_png
     from tightfit.report.pictures.ladder import ladder_picture
 
-    words = words_of(language)
+    title = words_of(language)["ladder"]
+    body = f"<h1>{title}</h1>{ladder_as_html(ladder, language)}"
     write_whole(folder / "ladder.md", ladder_as_markdown(ladder, language))
-    write_whole(folder / "ladder.html", page(words["ladder"], ladder_as_html(ladder, language), language))
+    write_whole(folder / "ladder.html", page(title, body, language))
     (folder / "ladder.png").write_bytes(as_png(ladder_picture(ladder, WORDS["en"])))  # fonts for Chinese may be missing
