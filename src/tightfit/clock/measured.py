@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from tightfit.chance import BITS, Chance
+from tightfit.clock.noting import Noting
 from tightfit.clock.rates import Curve, Rates
 from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
 
-_VERSION = 2
+_VERSION = 3
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _FASTER = 0.95  # of one core's time, that all of them take if they are free
 _LONG_ENOUGH = 0.012  # seconds for one figure
@@ -89,7 +90,23 @@ def measure() -> Rates:
         curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
         curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
         curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
-        return Rates(curves, call, {name: _optimizer(name) for name in _OPTIMIZERS})
+        pieces = Rates(curves, call, {name: _optimizer(name) for name in _OPTIMIZERS})
+        return pieces.slower(_whole_layer(pieces))
+
+
+def _whole_layer(rates: Rates) -> float:
+    """How much longer a layer takes, forward and backward, than its operations do one by one, each at its best."""
+    layer = torch.nn.TransformerEncoderLayer(_WIDTH, _WIDTH // 64, 4 * _WIDTH, activation="gelu", batch_first=True)
+    texts = torch.randn(2, 128, _WIDTH)
+
+    def step() -> None:
+        layer(texts).sum().backward()
+        layer.zero_grad()
+
+    with Noting() as noting:
+        step()
+    foretold = sum(rates.seconds(sort, *work).sum() for sort, *work in noting.table.at([(1, 1)]))
+    return float(statistics.median(_times(step, 5)) / foretold)
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
@@ -149,17 +166,15 @@ _SAMPLES: dict[str, Callable[[torch.Tensor], tuple[Callable[[], Any], float]]] =
 
 def _seconds_of_a_call() -> float:
     """A layer so small that nothing but calling takes time, forward and backward."""
-    from tightfit.clock.counting import Counting
-
     layer = torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
     x = torch.randn(1, 2, 8)
 
     def step() -> None:
         layer(x).sum().backward()
 
-    with Counting() as counting:
+    with Noting() as noting:
         step()
-    return _time(step) / counting.calls
+    return _time(step) / len(noting.table.sorts)
 
 
 def _optimizer(name: str) -> float:

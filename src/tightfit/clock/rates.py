@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,11 @@ class Rates:
     """Whether the calls run ahead of the work, as on a card: then only the longer of the two counts."""
     note: str | None = None
     """What is odd about them."""
+
+    def slower(self, times: float) -> Rates:
+        """The same with all but the optimizers so many times slower."""
+        curves = {sort: [(size, times * price) for size, price in curve] for sort, curve in self.curves.items()}
+        return replace(self, curves=curves, call=times * self.call)
 
     def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
         """Of operations of one sort, each."""

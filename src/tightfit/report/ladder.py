@@ -42,7 +42,7 @@ def cells(ladder: Ladder, row: Row, words: Words) -> dict[str, str]:
         "rung": row.title,
         "measured": row.peak and format_bytes(row.peak),
         "foretold": row.foretold_peak and format_bytes(row.foretold_peak),
-        "moment": row.moment,
+        "moment": row.moment and words.get(row.moment, row.moment),
         "a step": step and format_seconds(step),
         "an epoch": epoch and format_seconds(epoch),
         "F1": _score(row),
@@ -55,8 +55,8 @@ def cells(ladder: Ladder, row: Row, words: Words) -> dict[str, str]:
 
 def about(ladder: Ladder, words: Words) -> str:
     """What was trained, and for how long."""
-    job = ladder.job
-    what = f"{Path(job.model).name}, {Path(job.data).name}, {job.batch_size} × {job.max_length}, {ladder.device}"
+    job, device = ladder.job, words.get(ladder.device, ladder.device)
+    what = f"{Path(job.model).name}, {Path(job.data).name}, {job.batch_size} × {job.max_length}, {device}"
     return f"{what}; {words['to the end'] if ladder.steps is None else words['steps'].format(ladder.steps)}"
 
 
@@ -152,8 +152,10 @@ def ladder_as_html(ladder: Ladder, language: str = "en") -> str:
 
 
 def _cell(name: str, text: str) -> str:
-    if name in ("rung", "shrank"):
-        return f"<td><code>{escape(text)}</code></td>" if name == "rung" else f"<td>{escape(text)}</td>"
+    if name == "rung":
+        return f"<td style='min-width: 9rem'><code>{escape(text)}</code></td>"
+    if name == "shrank":
+        return f"<td style='min-width: 13rem'>{escape(text)}</td>"
     return f"<td class='number'>{escape(text)}</td>"
 
 

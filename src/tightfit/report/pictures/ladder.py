@@ -21,35 +21,36 @@ _BAR = 0.42  # the rest of a rung's height is its name
 
 def ladder_picture(ladder: Ladder, words: dict[str, str]) -> Figure:
     """Bars by kind with the measured peak as a stroke, the budget as a line across, and the time to the right."""
-    figure, _ = new_figure(7.6, 0.9 + 0.52 * len(ladder.rows))
+    figure, _ = new_figure(5.2, 0.9 + 0.44 * len(ladder.rows))
     figure.clear()
-    memory, time = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+    memory, time = figure.subplots(1, 2, sharey=True, width_ratios=(2.8, 1))
     for axes in (memory, time):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False, labelleft=False)
     _draw_memory(memory, ladder, words)
     _draw_time(time, ladder, words)
     memory.set_ylim(len(ladder.rows) - 0.5, -0.75)
-    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
     return figure
 
 
 def _draw_memory(axes: Axes, ladder: Ladder, words: dict[str, str]) -> None:
     _stack(axes, ladder, words)
     for place, row in enumerate(ladder.rows):
-        axes.text(0, place - _BAR / 2 - 0.06, row.title, fontsize=8, va="bottom", ha="left")
+        name = axes.text(0, place - _BAR / 2 - 0.06, row.title, fontsize=7.5, va="bottom", ha="left")
+        name.set_in_layout(False)  # it may reach under the time, where nothing else is on its line
         if row.peak:
             label = words["measured peak"] if row is _first_measured(ladder) else None
             axes.plot([row.peak / _GIB] * 2, [place - 0.27, place + 0.27], color=MEASURED, linewidth=2, label=label)
         end = max(row.peak or 0, row.foretold_peak or 0) / _GIB
         said = format_bytes(row.peak) if row.peak else words["not run"]
-        axes.text(end, place, f"  {said}", fontsize=8, va="center", ha="left")
+        _beside(axes, end, place, said)
     if ladder.budget_bytes:
         about = f"{words['budget']} {format_bytes(ladder.budget_bytes)}"
         axes.axvline(ladder.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=about)
-    axes.set_xlabel(words["memory"], fontsize=8)
-    axes.set_xlim(0, 1.2 * _largest(ladder) / _GIB)
-    axes.tick_params(labelsize=8)
+    axes.set_xlabel(words["memory"], fontsize=7.5)
+    axes.set_xlim(0, 1.25 * _largest(ladder) / _GIB)
+    axes.tick_params(labelsize=7.5)
 
 
 def _stack(axes: Axes, ladder: Ladder, words: dict[str, str]) -> None:
@@ -66,10 +67,14 @@ def _draw_time(axes: Axes, ladder: Ladder, words: dict[str, str]) -> None:
     axes.barh(range(len(seconds)), seconds, _BAR, color=PREDICTED, alpha=0.55, linewidth=0)
     for place, value in enumerate(seconds):
         if value:
-            axes.text(value, place, f" {format_seconds(value)}", fontsize=8, va="center", ha="left")
-    axes.set_xlim(0, 1.6 * max([*seconds, 1e-3]))
-    axes.set_xlabel(words["time"], fontsize=8)
-    axes.tick_params(labelsize=8)
+            _beside(axes, value, place, format_seconds(value))
+    axes.set_xlim(0, 1.9 * max([*seconds, 1e-3]))
+    axes.set_xlabel(words["time"], fontsize=7.5)
+    axes.tick_params(labelsize=7.5)
+
+
+def _beside(axes: Axes, end: float, place: int, said: str) -> None:
+    axes.annotate(said, (end, place), (4, 0), textcoords="offset points", fontsize=7.5, va="center", ha="left")
 
 
 def _first_measured(ladder: Ladder) -> Row | None:
