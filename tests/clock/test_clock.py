@@ -123,6 +123,14 @@ def test_rates_of_a_busy_machine_are_not_kept(
     assert (rates.note is None) == quiet[0]
 
 
+def test_rates_are_set_right_by_a_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_times", lambda run, count: [1.0])
+    twice = RATES.slower(2)
+    assert twice.optimizers == RATES.optimizers
+    assert measured._whole_layer(RATES) == pytest.approx(2 * measured._whole_layer(twice))
+    assert measured._whole_layer(RATES.slower(measured._whole_layer(RATES))) == pytest.approx(1)
+
+
 def test_measured_rates_are_plausible() -> None:
     rates = measured.measure()
     assert 1e-7 < rates.call < 1e-2

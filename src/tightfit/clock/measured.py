@@ -97,7 +97,7 @@ def measure() -> Rates:
 def _whole_layer(rates: Rates) -> float:
     """How much longer a layer takes, forward and backward, than its operations do one by one, each at its best."""
     layer = torch.nn.TransformerEncoderLayer(_WIDTH, _WIDTH // 64, 4 * _WIDTH, activation="gelu", batch_first=True)
-    texts = torch.randn(2, 128, _WIDTH)
+    texts = torch.randn(1, 128, _WIDTH)
 
     def step() -> None:
         layer(texts).sum().backward()
@@ -106,7 +106,7 @@ def _whole_layer(rates: Rates) -> float:
     with Noting() as noting:
         step()
     foretold = sum(rates.seconds(sort, *work).sum() for sort, *work in noting.table.at([(1, 1)]))
-    return float(statistics.median(_times(step, 5)) / foretold)
+    return float(statistics.median(_times(step, 4)) / foretold)
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
