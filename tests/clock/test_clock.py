@@ -123,12 +123,15 @@ def test_rates_of_a_busy_machine_are_not_kept(
     assert (rates.note is None) == quiet[0]
 
 
-def test_rates_are_set_right_by_a_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_set_right_by_a_small_and_a_large_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "_times", lambda run, count: [1.0])
-    twice = RATES.slower(2)
-    assert twice.optimizers == RATES.optimizers
-    assert measured._whole_layer(RATES) == pytest.approx(2 * measured._whole_layer(twice))
-    assert measured._whole_layer(RATES.slower(measured._whole_layer(RATES))) == pytest.approx(1)
+    tables = [measured._layer(*shape)[0] for shape in ((1, 8, 64), (8, 32, 128))]
+    rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)], PRODUCT: [(1e5, 1e-9), (1e7, 1e-9)]}, 0.0, {"adamw": 1.0})
+    before = [measured._foretold(rates, table) for table in tables]
+    wanted = [1.5 * before[0], 0.8 * before[1]]
+    right = measured.set_right(rates, list(zip(tables, wanted, strict=True)))
+    assert [measured._foretold(right, table) for table in tables] == pytest.approx(wanted, rel=0.02)
+    assert right.optimizers == rates.optimizers
 
 
 def test_measured_rates_are_plausible() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -19,15 +20,33 @@ import torch
 from tightfit.chance import BITS, Chance
 from tightfit.clock.noting import Noting
 from tightfit.clock.rates import Curve, Rates
-from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
+from tightfit.rehearsal.work import (
+    CHANCE,
+    CHANGE,
+    CURVE,
+    FRESH,
+    HEADS,
+    LOOKUP,
+    NARROW,
+    NORM,
+    PASS,
+    PRODUCT,
+    SOFTMAX,
+    Table,
+)
 
-_VERSION = 3
+_VERSION = 4
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _FASTER = 0.95  # of one core's time, that all of them take if they are free
+_TOO_LONG = 0.2
 _LONG_ENOUGH = 0.012  # seconds for one figure
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
-_PRODUCTS = ((32, 384, 384), (128, 384, 1536), (128, 1024, 1024), (512, 1024, 1024), (1024, 1024, 4096))
-_WIDTH = 1024
+_PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (512, 1024, 4096), (2048, 768, 3072))
+_HEADS = ((12, 32), (48, 128), (384, 128))  # heads of all texts, tokens of a text
+_LAYERS = ((2, 64, 768), (32, 128, 384))  # a small and a large one: texts, tokens, width
+_ROUNDS = 8
+_COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
+_WIDTH, _HEAD = 1024, 64
 _OPTIMIZERS = ("adamw", "adamw-16bit", "adafactor")
 
 
@@ -90,23 +109,39 @@ def measure() -> Rates:
         curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
         curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
         curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
+        curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
         pieces = Rates(curves, call, {name: _optimizer(name) for name in _OPTIMIZERS})
-        return pieces.slower(_whole_layer(pieces))
+        return set_right(pieces, [_layer(*shape) for shape in _LAYERS])
 
 
-def _whole_layer(rates: Rates) -> float:
-    """How much longer a layer takes, forward and backward, than its operations do one by one, each at its best."""
-    layer = torch.nn.TransformerEncoderLayer(_WIDTH, _WIDTH // 64, 4 * _WIDTH, activation="gelu", batch_first=True)
-    texts = torch.randn(1, 128, _WIDTH)
+def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
+    """Operations one by one, over and over, meet warmer caches than within a layer, and large ones colder than there.
+
+    So a small and a large layer are timed as a whole, forward and backward, and the rates of small and large
+    operations made slower or faster until they foretell both.
+    """
+    for _ in range(_ROUNDS):
+        small, large = (seconds / _foretold(rates, table) for table, seconds in layers)
+        rates = rates.slower(small, large)
+    return rates
+
+
+def _foretold(rates: Rates, table: Table) -> float:
+    return float(sum(rates.seconds(sort, *work).sum() for sort, *work in table.at([(1, 1)])))
+
+
+def _layer(texts: int, tokens: int, width: int) -> tuple[Table, float]:
+    """Its work, and the seconds that it takes."""
+    layer = torch.nn.TransformerEncoderLayer(width, width // _HEAD, 4 * width, activation="gelu", batch_first=True)
+    batch = torch.randn(texts, tokens, width)
 
     def step() -> None:
-        layer(texts).sum().backward()
+        layer(batch).sum().backward()
         layer.zero_grad()
 
     with Noting() as noting:
         step()
-    foretold = sum(rates.seconds(sort, *work).sum() for sort, *work in noting.table.at([(1, 1)]))
-    return float(statistics.median(_times(step, 4)) / foretold)
+    return noting.table, statistics.median(_times(step, 5))
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
@@ -119,10 +154,20 @@ def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], ca
 
 
 def _product(shape: tuple[int, int, int], dtype: torch.dtype, call: float) -> tuple[float, float]:
+    """With other weights each time: a layer's own are not in the caches when its turn comes."""
     tokens, inner, outer = shape
-    left, right = torch.randn(tokens, inner, dtype=dtype), torch.randn(outer, inner, dtype=dtype)
+    left = torch.randn(tokens, inner, dtype=dtype)
+    weights = torch.randn(max(2, _COLD // (inner * outer * dtype.itemsize)), outer, inner, dtype=dtype)
+    turn, out = itertools.cycle(weights), torch.empty(tokens, outer, dtype=dtype)
     flops = 2.0 * tokens * inner * outer
-    return flops, _net(_time(lambda: left @ right.T), call) / flops
+    return flops, _net(_time(lambda: torch.mm(left, next(turn).T, out=out)), call) / flops
+
+
+def _heads(shape: tuple[int, int], call: float) -> tuple[float, float]:
+    heads, tokens = shape
+    left, right = torch.randn(heads, tokens, _HEAD), torch.randn(heads, _HEAD, tokens)
+    flops, out = 2.0 * heads * tokens * tokens * _HEAD, torch.empty(heads, tokens, tokens)
+    return flops, _net(_time(lambda: torch.bmm(left, right, out=out)), call) / flops
 
 
 def _net(seconds: float, call: float) -> float:
@@ -130,7 +175,9 @@ def _net(seconds: float, call: float) -> float:
 
 
 def _pass(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
-    return lambda: x + x, 12.0 * x.numel()
+    """A sum, and a copy into another order, as that of heads and tokens."""
+    y, heads = torch.randn_like(x), x.view(-1, 4, min(_HEAD, x.numel() // 16)).transpose(0, 1)
+    return lambda: (x + y, heads.clone(memory_format=torch.contiguous_format)), 20.0 * x.numel()
 
 
 def _change(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
@@ -153,6 +200,7 @@ def _bits(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
 
 
 _SAMPLES: dict[str, Callable[[torch.Tensor], tuple[Callable[[], Any], float]]] = {
+    FRESH: lambda x: (lambda: torch.zeros_like(x), 4.0 * x.numel()),
     PASS: _pass,
     CHANGE: _change,
     CURVE: lambda x: (lambda: torch.nn.functional.gelu(x), 8.0 * x.numel()),
@@ -196,7 +244,7 @@ def _time(run: Callable[[], Any]) -> float:
 
 def _times(run: Callable[[], Any], count: int) -> list[float]:
     taken: list[float] = []
-    while sum(taken) < _LONG_ENOUGH or len(taken) < count:
+    while sum(taken) < _LONG_ENOUGH or (len(taken) < count and sum(taken) < _TOO_LONG) or len(taken) < 2:
         start = time.perf_counter()
         run()
         taken.append(time.perf_counter() - start)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tightfit.clock.rates import Curve, Rates
 from tightfit.device import Device
 from tightfit.errors import BadInput
-from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
+from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
 
 _REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
 _LAUNCH = 8e-6  # seconds: Python, autograd and the driver, for one kernel
@@ -47,9 +47,9 @@ def rates_of_card(device: Device) -> Rates:
     fp32, fp16, memory = _figures(device)
     byte = 1 / (memory * 1e9 * _REACHED_MEMORY)
     curves: dict[str, Curve] = {
-        sort: [(1.0, byte), (2.0, byte)] for sort in (PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)
+        sort: [(1.0, byte), (2.0, byte)] for sort in (FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)
     }
-    for sort, speed in ((PRODUCT, fp32), (NARROW, fp16)):
+    for sort, speed in ((PRODUCT, fp32), (HEADS, fp32), (NARROW, fp16)):
         each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)
         curves[sort] = [(1.0, each), (2.0, each)]
     return Rates(curves, _LAUNCH, {}, overlaps=True)

@@ -27,10 +27,13 @@ class Rates:
     note: str | None = None
     """What is odd about them."""
 
-    def slower(self, times: float) -> Rates:
-        """The same with all but the optimizers so many times slower."""
-        curves = {sort: [(size, times * price) for size, price in curve] for sort, curve in self.curves.items()}
-        return replace(self, curves=curves, call=times * self.call)
+    def slower(self, small: float, large: float) -> Rates:
+        """Small operations and large ones so many times slower, those between in between; optimizers stay."""
+        curves = {}
+        for sort, curve in self.curves.items():
+            times = np.geomspace(small, large, len(curve))
+            curves[sort] = [(size, float(price * slower)) for (size, price), slower in zip(curve, times, strict=True)]
+        return replace(self, curves=curves, call=small * self.call)
 
     def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
         """Of operations of one sort, each."""

@@ -19,9 +19,9 @@ from tightfit import shapes
 from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, powers_of
 from tightfit.rehearsal.tape import Section
 
-PRODUCT, NARROW, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
-    "matrix products", "matrix products in 16 bits", "passes into new memory", "passes in place", "curves", "norms",
-    "softmax", "random numbers", "lookups", "views",
+PRODUCT, NARROW, HEADS, FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
+    "matrix products", "matrix products in 16 bits", "many small products", "new memory", "passes into new memory",
+    "passes in place", "curves", "norms", "softmax", "random numbers", "lookups", "views",
 )  # fmt: skip
 OPTIMIZER, ADDING_UP = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
 _NAMES = {
@@ -34,6 +34,7 @@ _NAMES = {
 }
 _SORT_OF = {name: sort for sort, names in _NAMES.items() for name in names.split()}
 _aten = torch.ops.aten
+_HEADS = (_aten.bmm, _aten.baddbmm)  # attention, head by head
 
 
 @dataclass
@@ -47,18 +48,22 @@ class Work:
     sections: list[int] = field(default_factory=list)
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
-        """One operation more; views take no time worth counting."""
+        """One operation more; views take no time worth counting. A product computes, and fills new memory."""
         sort = shapes.now.sort or sort_of(func)
         if sort is NOTHING:
             return
-        if sort is PRODUCT:
-            amount = _flops(func, args, kwargs, out)
-            sort = NARROW if _is_narrow(args) else PRODUCT
-        else:
-            amount = _bytes((*args, *kwargs.values(), out if sort is not CHANGE else None))
+        if sort is not PRODUCT:
+            in_place = func._schema.is_mutable  # what comes out is what went in
+            self._add(sort, _bytes((*args, *kwargs.values(), None if in_place else out)), 1, section)
+            return
+        sort = NARROW if _is_narrow(args) else HEADS if func.overloadpacket in _HEADS else PRODUCT
+        self._add(sort, _flops(func, args, kwargs, out), 1, section)
+        self._add(FRESH, _bytes((out,)), 0, section)
+
+    def _add(self, sort: str, amount: float, calls: int, section: int) -> None:
         self.sorts.append(sort)
         self.amounts.append(amount * shapes.now.times)
-        self.calls.append(shapes.now.times)
+        self.calls.append(calls * shapes.now.times)
         self.sections.append(section)
 
     def in_section(self, section: int) -> Table:
