@@ -41,6 +41,8 @@ def what_fails_is_said(target: Path) -> Iterator[None]:
     except SaveFailed:
         raise
     except Exception as error:
+        if is_out_of_memory(error):  # which no room on the disk would mend
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise _failed(target, reason) from error
 
@@ -55,18 +57,20 @@ def _failed(target: Path, reason: str) -> SaveFailed:
 
 
 def write_about(checkpoint: Path, content: dict[str, Any]) -> None:
-    """The last file of a checkpoint: what every other must be."""
+    """The last file of a checkpoint: what every other must be, and a mark on itself."""
     files = {path.name: _mark(path) for path in sorted(checkpoint.iterdir())}
-    (checkpoint / ABOUT).write_text(json.dumps({**content, "files": files}), "utf-8")
+    said = {**content, "files": files}
+    (checkpoint / ABOUT).write_text(json.dumps({**said, "mark": _checksum(said)}), "utf-8")
 
 
 def read_about(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; nothing if that cannot be read."""
+    """What a checkpoint says of itself; nothing if that cannot be read or is not what was written."""
     try:
         content = json.loads((checkpoint / ABOUT).read_text("utf-8"))
+        whole = isinstance(content, dict) and content.pop("mark", None) == _checksum(content)
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if whole else {}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -133,6 +137,10 @@ def _checkpoints(folder: Path) -> list[Path]:
 def _step(checkpoint: Path) -> int:
     number = checkpoint.name.partition("-")[2]
     return int(number) if number.isdecimal() else -1
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def _mark(path: Path) -> list[int]:
