@@ -348,6 +348,6 @@ def main() -> None:
         sys.stderr.write(f"tightfit: {_NO_MEMORY}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        hint = " train --resume goes on from the last checkpoint." if "train" in sys.argv[1:2] else ""
+        hint = " A run that had begun goes on with train --resume." if "train" in sys.argv[1:2] else ""
         sys.stderr.write(f"tightfit: stopped.{hint}\n")
         raise SystemExit(130) from None
