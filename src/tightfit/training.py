@@ -21,7 +21,14 @@ from tightfit.preparation import Prepared, buckets_of, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import FILE, Run
 from tightfit.recording import measured_by, record_of
-from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows, remove_beginning
+from tightfit.resuming import (
+    JOB_FILE,
+    finished_run,
+    recipe_to_go_on_with,
+    refuse_folder,
+    refuse_other_rows,
+    remove_beginning,
+)
 from tightfit.tasks import find_task
 from tightfit.whole import remove_leftovers, whole_folder
 
@@ -62,7 +69,7 @@ def train(
 
     With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, or
     names a whole recipe that was planned before and is taken as it is where it still fits. The run is held to the
-    budget, and if its pre-flight fails a smaller recipe is taken.
+    budget, and if its pre-flight fails a smaller recipe is taken. A run that is resumed keeps its own recipe.
     A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
     epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
     """
@@ -75,6 +82,10 @@ def train(
     every = SaveEvery.parse(save_every)
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
+    if resume and budget is not None:
+        given, recipe = recipe, recipe_to_go_on_with(folder, recipe, planned=planned)
+        if words and given != recipe:
+            screen.say(f"going on with the run's own recipe: {' '.join(recipe.words) or 'plain'}")
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
@@ -186,7 +197,7 @@ def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
     if resume:
         refuse_other_rows(folder, prepared.split)
     rows = len(prepared.train) + len(prepared.validation)
-    at_once = SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*")))
+    at_once = max(1, SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*"))))
     refuse_full_disk(folder, prepared.parts, at_once, kept_bytes(prepared.parts, rows))
 
 
