@@ -97,6 +97,19 @@ def test_a_finished_run_that_goes_on_and_is_stopped_is_not_called_finished(groun
     assert ground.train("longer", epochs=2, resume=True).steps == 14
 
 
+def test_what_is_trained_cannot_be_taken_back(ground: Ground) -> None:
+    stop(ground, "shorter", in_step=9)
+    with pytest.raises(BadInput, match="checkpoint-10 is of step 10 and this training has 7: give more --epochs"):
+        ground.train("shorter", epochs=1, resume=True)
+    assert ground.train("shorter", max_steps=10, resume=True).steps == 10
+
+
+def test_a_folder_without_a_run_is_named_before_a_model_is_asked_for(tmp_path: Path) -> None:
+    answer = call(["train", "--out", tmp_path / "nowhere", "--resume"])
+    assert answer.is_a_sentence
+    assert "There is no run in" in answer.err
+
+
 def test_how_a_step_is_carried_out_may_change(ground: Ground) -> None:
     stop(ground, "changed", ["slice:size=4"])
     run = ground.train("changed", ["slice:size=2", "checkpoint"], resume=True)

@@ -266,8 +266,12 @@ def _job_and_recipe(
 
 def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
     """--resume without a model goes on with what the folder says."""
-    file = out / "job.yaml"
-    return file if resume and file.is_file() else None
+    if not resume:
+        return None
+    from tightfit.resuming import JOB_FILE, refuse_folder
+
+    refuse_folder(out, resume)
+    return out / JOB_FILE
 
 
 def _label_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:

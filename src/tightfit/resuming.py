@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tightfit.checkpoints import step_of
 from tightfit.data.split import FOLDER, Split, load_split
 from tightfit.errors import BadInput, OutputError
 from tightfit.job import Job, read_job_file
@@ -68,6 +69,16 @@ def refuse_other_rows(folder: Path, split: Split) -> None:
     """Rows that were trained on must not become rows to validate on."""
     if not load_split(folder).is_of(split):
         raise BadInput(f"The data has changed since the run in '{folder}' began: start another run with another --out.")
+
+
+def refuse_fewer_steps(checkpoint: Path, steps: int) -> None:
+    """What is trained cannot be taken back."""
+    done = step_of(checkpoint)
+    if done > steps:
+        raise BadInput(
+            f"{checkpoint} is of step {done:,} and this training has {steps:,}: give more --epochs or --max-steps, or "
+            "start another run with another --out."
+        )
 
 
 def _refuse_other_recipe(now: Recipe, before: Recipe) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tightfit.budget import Budget
 from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
+from tightfit.data.order import steps_of
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, RecipeError, suggest
@@ -25,6 +26,7 @@ from tightfit.resuming import (
     JOB_FILE,
     finished_run,
     recipe_to_go_on_with,
+    refuse_fewer_steps,
     refuse_folder,
     refuse_other_rows,
     remove_beginning,
@@ -170,7 +172,7 @@ def _run_what_flies(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None
 def _prepare(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None) -> Prepared:
     with how.screen.status("Reading the data and the model"):
         prepared = prepare(job, recipe, how.device, keeping)
-        _refuse_to_begin(prepared, how.folder, how.resume)
+        _refuse_to_begin(prepared, how)
     for note in prepared.notes:
         how.screen.say(note)
     return prepared
@@ -188,14 +190,17 @@ def refuse_unknown_trackers(names: Sequence[str]) -> None:
             raise BadInput(f"--report-to {name} cannot be used: {suggest(name, there)} Others can be installed.")
 
 
-def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
+def _refuse_to_begin(prepared: Prepared, how: _How) -> None:
     """The last checks, which need the data and the model."""
     from tightfit.arguments import SAVED_CHECKPOINTS
     from tightfit.disk import refuse_full_disk
     from tightfit.features import kept_bytes
 
-    if resume:
+    folder = how.folder
+    if how.resume:
         refuse_other_rows(folder, prepared.split)
+    if how.checkpoint is not None:
+        refuse_fewer_steps(how.checkpoint, steps_of(prepared.job, len(prepared.train)))
     rows = len(prepared.train) + len(prepared.validation)
     at_once = max(1, SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*"))))
     refuse_full_disk(folder, prepared.parts, at_once, kept_bytes(prepared.parts, rows))
