@@ -20,7 +20,7 @@ the second line are raised by hand, since each has to come at a chosen place; th
 """
 WHAT = {
     "kills": "runs killed with SIGKILL, once to three times each, and resumed: weights and losses the same bits",
-    "hunger": "out-of-memory errors put in: same steps, same batches, losses equal to rounding, one line said",
+    "hunger": "out-of-memory errors put in, dropout off: same steps and batches, losses equal to rounding, a line said",
     "limits": "runs under a hard memory limit below what their recipe needs, ended by shrinking",
     "disk": "disks filled up in the middle of a run: last checkpoint whole, one sentence, resumed to the same bits",
     "inputs": "bad inputs: one sentence and exit code 2, nothing written; or a damaged checkpoint passed over",
@@ -66,9 +66,12 @@ def _hunger(record: dict[str, Any], table: Table) -> str:
         rows.append((place, *cells, f"{max(r['difference'] for r in here):.1e}"))
     errors = ", ".join(dict.fromkeys(result["error"] for result in results))
     half_done = sum("half done" in line for result in results for line in result["said"])
+    recipes = ", ".join(dict.fromkeys(result["recipe"] for result in results))
     return (
-        f"\n## Out of memory\n\nEach place and step with each error: {errors}. In {half_done} of them weights had "
-        "already been stepped, and the run went back to its last checkpoint. For example:\n\n"
+        f"\n## Out of memory\n\nEach place and step with each error: {errors}; recipes take turns: {recipes}. "
+        "Dropout is off: with it the same random numbers go to other rows, and losses are no longer the same. "
+        f"In {half_done} of them weights had already been stepped, and the run went back to its last checkpoint. "
+        "For example:\n\n"
         f"> {next(line for result in results for line in result['said'])}\n\n"
         + table(("where", *(f"{when} step" for when in steps), "largest relative difference of a loss"), rows)
     )

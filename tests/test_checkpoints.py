@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from torture.ground import Ground, same_bits
 from torture.kills import Kills
 
 from tightfit.checkpoints import (
+    ABOUT,
     checkpoint_to_write,
     damage_of,
     keep_checkpoints,
@@ -67,6 +71,45 @@ def test_no_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+def test_a_disk_that_says_only_when_synced_that_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, 3)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.EDQUOT, "Disk quota exceeded")))
+    with pytest.raises(SaveFailed, match=r"Disk quota exceeded.*checkpoint-3 is whole"):
+        write_checkpoint(tmp_path, 4)
+    assert names(tmp_path) == ["checkpoint-3"]
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.EINVAL, "Invalid argument")))
+    assert damage_of(write_checkpoint(tmp_path, 4)) is None, "a file system that cannot sync is none that is full"
+
+
+def raising(error: Exception) -> Callable[[int], None]:
+    def fail(handle: int) -> None:
+        raise error
+
+    return fail
+
+
+def test_memory_that_runs_out_in_a_save_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    def write() -> None:
+        with checkpoint_to_write(tmp_path, 3, needed=100):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        write()
+    assert names(tmp_path) == []
+
+
+def test_a_checkpoint_notices_every_changed_byte_of_its_list(tmp_path: Path) -> None:
+    with checkpoint_to_write(tmp_path, 3, needed=100) as aside:
+        (aside / "model.safetensors").write_bytes(b"weights")
+        write_about(aside, {"learned": {"slices": {20: 3, 100: 1}}, "losses": {"before": 0.25}})
+    list_of_files = tmp_path / "checkpoint-3" / ABOUT
+    content = list_of_files.read_bytes()
+    assert damage_of(tmp_path / "checkpoint-3") is None
+    for at in range(len(content)):
+        list_of_files.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        assert damage_of(tmp_path / "checkpoint-3") is not None, content[:at]
+
+
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-3.part").mkdir()
     (tmp_path / ".checkpoint-1.gone").mkdir()
@@ -103,10 +146,10 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
     return ground
 
 
-@pytest.mark.parametrize("number", [0, 2, 4, 5])
+@pytest.mark.parametrize("number", [0, 2, 4, 5, 6])
 def test_a_killed_run_is_resumed_to_the_same_bits(ground: Ground, number: int) -> None:
-    """One killed while it writes a checkpoint, one that steps in backward, two that save only what learns; many more
-    in `make torture`."""
+    """Two killed while they write a checkpoint, one that steps in backward, two that save only what learns, one in
+    16 bits; many more in `make torture`, and other recipes in test_resuming.py."""
     result = Kills(ground, seed=number).suffer(number)
     assert result["passed"], result
 

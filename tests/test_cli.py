@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import subprocess
@@ -121,6 +122,28 @@ def test_predict_a_file(run: Run, trained: Path, tmp_path: Path, ending: str) ->
     else:
         rows = list(csv.DictReader(text.splitlines(), delimiter="," if ending == "csv" else "\t"))
     assert [(row["id"], row["prediction"]) for row in rows] == [("7", "1"), ("8", ""), ("9", "0")]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_half_a_character_is_labelled_too(run: Run, trained: Path, tmp_path: Path, ending: str) -> None:
+    (tmp_path / "new.jsonl").write_text('{"review": "clean \\ud83d", "of": "\\ud800"}\n', "utf-8")
+    out = tmp_path / f"labelled.{ending}"
+    code, _, err = run("predict", trained, "--data", tmp_path / "new.jsonl", "--out", out)
+    assert code == 0, err
+    assert "clean ?" in out.read_text("utf-8-sig")
+
+
+def test_a_labelled_file_is_there_whole_or_not_at_all(
+    run: Run, trained: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tightfit.labelling.csv.DictWriter.writerows", full)
+    code, _, err = run("predict", trained, "--data", reviews, "--out", tmp_path / "out" / "labelled.csv")
+    assert code == 2
+    assert "No space left on device" in err
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_predict_pairs(run: Run, tiny_model: Path, tmp_path: Path) -> None:
@@ -313,6 +336,9 @@ BAD_WORDS = {
     "frozen layers": (["--use", "freeze:layers=9"], "more than the 2 layers"),
     "too long": (["--max-length", "65"], "more than the 64 positions"),
     "batch size": (["--batch-size", "0"], "batch-size is 0"),
+    "batch size without end": (["--batch-size", "10000000000"], "batch-size is 10000000000"),
+    "epochs without end": (["--epochs", "1e9"], "epochs is 1000000000"),
+    "steps without end": (["--max-steps", "10000000000"], "max-steps is 10000000000"),
     "learning rate": (["--learning-rate", "-1"], "learning-rate is -1"),
     "task": (["--task", "text-clasification"], "did you mean 'text-classification'"),
     "device": (["--device", "cuad"], "did you mean 'cuda'"),

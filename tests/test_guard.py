@@ -47,6 +47,19 @@ def test_others_that_take_memory_lower_the_limit(monkeypatch: pytest.MonkeyPatch
         take(300)
 
 
+def test_a_look_that_fails_is_not_the_last() -> None:
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(1)
+        if len(looks) == 2:
+            raise OSError("too many open files")
+
+    with guard._watching(look):
+        time.sleep(6 * guard._EVERY)
+    assert len(looks) > 3
+
+
 @pytest.mark.parametrize("files", [guard._CGROUPS[0], guard._CGROUPS[1]], ids=["v2", "v1"])
 def test_a_container_has_what_its_group_leaves(
     files: tuple[str, str, tuple[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

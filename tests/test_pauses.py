@@ -23,7 +23,9 @@ def test_intervals(text: str, number: float, unit: str) -> None:
     assert SaveEvery.parse(text) == SaveEvery(number, unit)
 
 
-@pytest.mark.parametrize("text", ["", "often", "0 steps", "-1 steps", "2.5 steps", "10", "5 hours"])
+@pytest.mark.parametrize(
+    "text", ["", "often", "0 steps", "-1 steps", "2.5 steps", "10", "5 hours", f"{'9' * 400} steps"]
+)
 def test_what_is_no_interval(text: str) -> None:
     with pytest.raises(BadInput, match="write '100 steps' or '30 minutes'"):
         SaveEvery.parse(text)
@@ -44,6 +46,14 @@ def test_a_frozen_part_that_runs_is_stopped_between_its_batches() -> None:
         pauses.on_features()
     assert stopped.value.exit_code == 143
     assert len(said) == 1
+
+
+def test_when_all_is_trained_no_other_checkpoint_is_promised() -> None:
+    said: list[str] = []
+    pauses = Pauses(SaveEvery(1, "steps"), said.append)
+    pauses.on_train_end(None, None, None)
+    pauses._hear(signal.SIGINT, None)
+    assert said == ["the training is over: its model is being written. Ctrl-C again leaves at once."]
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,23 @@ def test_the_training_is_the_same_bits_with_and_without(ground: Ground, use: str
     assert same_bits(ground.weights(f"{name}-with"), ground.weights(f"{name}-without"))
 
 
+def test_gradients_that_overflow_in_16_bits_are_no_failure(ground: Ground) -> None:
+    """A scaler begins with a scale that is too large, then takes a smaller one; a pre-flight has no time for that."""
+    fly = trainer.fly
+
+    def overflowing(here: trainer.Trainer, worst: Any) -> float:
+        hook = here.model.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
+        try:
+            return fly(here, worst)
+        finally:
+            hook.remove()
+
+    with mock.patch.object(trainer, "fly", overflowing):
+        ground.train("overflowing", epochs=1)
+    ground.train("calm", epochs=1, preflight=False)
+    assert same_bits(ground.weights("overflowing"), ground.weights("calm"))
+
+
 def test_the_worst_rows_are_those_of_the_largest_slices() -> None:
     job = Job(model="m", data="d", batch_size=8, max_length=24, epochs=2)
     lengths = [5 + (number * 7) % 17 for number in range(50)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +18,9 @@ from torture.hunger import ERRORS, Case, Hunger
 from tightfit.data.limits import RowLimits
 from tightfit.errors import OutOfMemory
 from tightfit.ledger import Ledger
-from tightfit.oom import forget, is_out_of_memory
+from tightfit.oom import forget, freed_after_failure, is_out_of_memory
 from tightfit.recovery import HalfDone, Recovery, run_in_pieces
+from tightfit.trainer import Trainer
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -46,6 +49,31 @@ def test_forgetting_frees_what_the_frames_hold() -> None:
         assert alive[0]() is not None
         forget(error)
         assert alive[0]() is None
+
+
+def test_forgetting_goes_through_causes_and_contexts() -> None:
+    """An error that was raised from one while another was handled, in a circle even."""
+    first, second, third = MemoryError("first"), MemoryError("second"), MemoryError("third")
+    for error in (first, second, third):
+        with contextlib.suppress(MemoryError):
+            raise error
+    third.__cause__, third.__context__, first.__context__ = second, first, third
+    forget(third)
+    assert [error.__traceback__ for error in (first, second, third)] == [None] * 3
+
+
+def test_memory_that_runs_out_before_the_training_is_a_sentence_and_frees_it() -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+
+    @freed_after_failure
+    def load() -> None:
+        weights = torch.ones(10)
+        alive.append(weakref.ref(weights))
+        raise ERRORS["CPU allocator"]
+
+    with pytest.raises(OutOfMemory, match=r"DefaultCPUAllocator.*close other programs"):
+        load()
+    assert alive[0]() is None
 
 
 def test_limits_learn_for_a_length_and_longer_ones() -> None:
@@ -173,6 +201,23 @@ def test_memory_that_runs_out_elsewhere_is_bad_luck_once() -> None:
         recovery.elsewhere(KeyError("a mistake"), 6)
 
 
+def test_a_batch_that_cannot_be_cut_is_not_called_a_single_text() -> None:
+    recovery, optimizer, _ = recovery_of("step-in-backward")
+    with pytest.raises(OutOfMemory, match=r"8 texts of 24 tokens at once .*: add slice-layers:size=4\."):
+        recovery.train(failing, optimizer, 0)
+
+
+def test_half_a_step_leaves_no_half_unscaled_gradients() -> None:
+    """torch's scaler counts what it has unscaled until the step is over, which a failed one never is."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+    for _ in range(2):
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        Trainer._let_go(SimpleNamespace(model=model, optimizer=None, accelerator=SimpleNamespace(scaler=scaler)))
+
+
 def test_half_a_step_is_never_kept() -> None:
     recovery, optimizer, _ = recovery_of("slice-layers:size=4", "step-in-backward")
 
@@ -230,6 +275,10 @@ SHORT = [
     Case("backward", "last", "cuBLAS", "in backward"),
     Case("optimizer step", "middle", "MemoryError", "plain"),
     Case("evaluation", "first", "torch's error", "layers"),
+    Case("backward", "middle", "CUDA error", "adapter"),
+    Case("optimizer step", "last", "CPU allocator", "adapter"),
+    Case("forward", "first", "MemoryError", "frozen"),
+    Case("optimizer step", "middle", "cuBLAS", "frozen"),
 ]
 
 
@@ -240,7 +289,7 @@ def hunger(tmp_path_factory: pytest.TempPathFactory) -> Hunger:
     return Hunger(Ground(tmp_path_factory.mktemp("hunger") / "ground", **NO_DROPOUT))
 
 
-@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.place)
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: f"{case.place} {case.recipe}")
 def test_a_run_that_fails_once_ends_as_if_it_had_not(hunger: Hunger, case: Case) -> None:
     result = hunger.suffer(case)
     assert result["passed"], result

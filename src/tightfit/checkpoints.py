@@ -41,6 +41,8 @@ def what_fails_is_said(target: Path) -> Iterator[None]:
     except SaveFailed:
         raise
     except Exception as error:
+        if is_out_of_memory(error):  # which no room on the disk would mend
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise _failed(target, reason) from error
 
@@ -55,29 +57,31 @@ def _failed(target: Path, reason: str) -> SaveFailed:
 
 
 def write_about(checkpoint: Path, content: dict[str, Any]) -> None:
-    """The last file of a checkpoint: what every other must be."""
+    """The last file of a checkpoint: what every other must be, and a mark on itself."""
     files = {path.name: _mark(path) for path in sorted(checkpoint.iterdir())}
-    (checkpoint / ABOUT).write_text(json.dumps({**content, "files": files}), "utf-8")
+    said = {**content, "files": files}
+    (checkpoint / ABOUT).write_text(json.dumps({**said, "mark": _checksum(said)}), "utf-8")
 
 
 def read_about(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; nothing if that cannot be read."""
+    """What a checkpoint says of itself; nothing if that cannot be read or is not what was written."""
     try:
         content = json.loads((checkpoint / ABOUT).read_text("utf-8"))
+        whole = isinstance(content, dict) and content.pop("mark", None) == _checksum(content)
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return content if whole else {}
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint that was written."""
-    return max(_checkpoints(folder), key=_step, default=None)
+    return max(_checkpoints(folder), key=step_of, default=None)
 
 
 def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The last checkpoint without damage, and what there is to say about later ones."""
     notes: list[str] = []
-    for checkpoint in sorted(_checkpoints(folder), key=_step, reverse=True):
+    for checkpoint in sorted(_checkpoints(folder), key=step_of, reverse=True):
         damage = damage_of(checkpoint)
         if damage is None:
             return checkpoint, notes
@@ -118,21 +122,26 @@ def loading(checkpoint: str | Path | None) -> Iterator[None]:
 
 def keep_checkpoints(folder: Path, count: int, best: Path | None) -> None:
     """Remove the oldest, never the best nor the last; the beginning goes as soon as there is another."""
-    oldest_first = sorted(_checkpoints(folder), key=_step)
+    oldest_first = sorted(_checkpoints(folder), key=step_of)
     spare = [path for path in oldest_first[:-1] if path != best]
     too_many = max(0, len(oldest_first) - count)
     for number, path in enumerate(spare):
-        if number < too_many or _step(path) == 0:
+        if number < too_many or step_of(path) == 0:
             remove_whole(path)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if _step(path.parent) >= 0]
+    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if step_of(path.parent) >= 0]
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """After how many steps it was written; -1 if that is no checkpoint's name."""
     number = checkpoint.name.partition("-")[2]
     return int(number) if number.isdecimal() else -1
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content).encode())
 
 
 def _mark(path: Path) -> list[int]:

@@ -302,8 +302,12 @@ def _job_and_recipe(
 
 def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
     """--resume without a model goes on with what the folder says."""
-    file = out / "job.yaml"
-    return file if resume and file.is_file() else None
+    if not resume:
+        return None
+    from tightfit.resuming import JOB_FILE, refuse_folder
+
+    refuse_folder(out, resume)
+    return out / JOB_FILE
 
 
 def _label_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
@@ -364,6 +368,6 @@ def _print_json(content: dict[str, Any]) -> None:
 
 def main() -> None:
     """Run the command line; what a user can mend is one sentence and an exit code."""
-    goes_on = {"train": " train --resume goes on from the last checkpoint.", "ladder": " The same command goes on."}
+    goes_on = {"train": " A run that had begun goes on with train --resume.", "ladder": " The same command goes on."}
     with what_can_be_mended_is_said(f"stopped.{goes_on.get(''.join(sys.argv[1:2]), '')}"):
         app()

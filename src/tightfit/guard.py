@@ -70,7 +70,8 @@ def _watching(*looks: Callable[[], None]) -> Iterator[None]:
     def watch() -> None:
         while not done.wait(_EVERY):
             for look in looks:
-                with contextlib.suppress(MemoryError):  # at the limit itself; the next look finds room again
+                # At the limit itself, of memory or of open files; the next look finds room again.
+                with contextlib.suppress(MemoryError, OSError):
                     look()
 
     for look in looks:

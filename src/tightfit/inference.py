@@ -19,6 +19,7 @@ from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device, find_device
 from tightfit.errors import DataError, ModelError
 from tightfit.guard import guarded
+from tightfit.oom import freed_after_failure
 from tightfit.record import Run, load_run
 from tightfit.tasks import find_task
 
@@ -49,6 +50,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
 
+@freed_after_failure
 def predict(
     folder: str | Path, texts: str | Sequence[str | tuple[str, str]], device: str | None = None
 ) -> list[Prediction]:
@@ -72,6 +74,7 @@ def predict(
     return [Prediction(names[int(row.argmax())], float(row.max())) for row in shares]
 
 
+@freed_after_failure
 def evaluate(
     folder: str | Path,
     data: str | None = None,

@@ -29,13 +29,13 @@ class Job(BaseModel):
     """The column that holds the text, or two of them for pairs: premise,hypothesis. Found by name if not given."""
     label: str | None = None
     """The column that holds the label. Found by name if not given."""
-    batch_size: int = Field(default=32, ge=1)
+    batch_size: int = Field(default=32, ge=1, le=10**9)
     """Rows per optimizer step: the effective batch, whatever the memory."""
     max_length: int = Field(default=128, ge=2)
     """Tokens a text is cut at."""
-    epochs: float = Field(default=1.0, gt=0)
+    epochs: float = Field(default=1.0, gt=0, le=10**6)
     """Passes over the training rows."""
-    max_steps: int | None = Field(default=None, ge=1)
+    max_steps: int | None = Field(default=None, ge=1, le=10**9)
     """Stop after this many optimizer steps."""
     learning_rate: float = Field(default=2e-5, gt=0)
     """The highest learning rate; it falls linearly to zero."""
@@ -70,6 +70,10 @@ class Job(BaseModel):
         named = {name: getattr(self, name) for name in ("model", "data", "validation")}
         paths = {name: Path(value).expanduser() for name, value in named.items() if value is not None}
         return self.model_copy(update={name: str(p.resolve()) for name, p in paths.items() if p.exists()})
+
+    def for_rows(self, rows: int) -> Job:
+        """The same training of so many rows: a batch holds no more than there are."""
+        return self.model_copy(update={"batch_size": min(self.batch_size, rows)})
 
     @property
     def text_columns(self) -> tuple[str, ...] | None:

@@ -14,6 +14,7 @@ from tightfit.data.sources import Source
 from tightfit.errors import OutputError
 from tightfit.inference import Prediction, load_rows_like, predict
 from tightfit.record import load_run
+from tightfit.whole import whole_file
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,8 @@ def label_file(run: str | Path, data: str, out: Path, device: str | None = None,
     answers = predict(run, list(zip(dataset["text"], pairs, strict=True)), device)
     table = _Answered(rows.source, dict(zip(dataset["row"], answers, strict=True)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    aside = out.with_name(out.name + ".part")
-    _WRITERS[out.suffix.lower()](aside, table)
-    aside.replace(out)
+    with whole_file(out) as aside:
+        _WRITERS[out.suffix.lower()](aside, table)
     return Labelled(len(answers), rows.notes)
 
 
@@ -65,16 +65,19 @@ class _Answered:
         return f"prediction{suffix}", f"confidence{suffix}"
 
 
+_HALF_A_CHARACTER = "replace"  # by a question mark, as it is read
+
+
 def _write_delimited(path: Path, table: _Answered, delimiter: str) -> None:
     # The mark makes spreadsheet programs read Chinese as utf-8; ours and pandas read it as well.
-    with path.open("w", encoding="utf-8-sig", newline="") as file:
+    with path.open("w", encoding="utf-8-sig", errors=_HALF_A_CHARACTER, newline="") as file:
         writer = csv.DictWriter(file, table.columns(), delimiter=delimiter, restval="")
         writer.writeheader()
         writer.writerows(table.rows())
 
 
 def _write_json_lines(path: Path, table: _Answered) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors=_HALF_A_CHARACTER) as file:
         file.writelines(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in table.rows())
 
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tightfit.errors import RunFailed, Stopped
+from tightfit.errors import OutOfMemory, RunFailed, Stopped
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,6 +22,10 @@ _TEXTS = (
     "DefaultCPUAllocator: not enough memory",  # Windows
     "could not create a memory object",  # oneDNN
 )
+_NO_ROOM = (
+    "There is not enough memory, and not for a step that could be made smaller ({reason}): close other programs, or "
+    "use a smaller model."
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -31,12 +35,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def forget(error: BaseException) -> None:
     """Drop the tensors that the frames of a failed attempt hold: the whole graph of a forward pass, usually."""
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen.__traceback__, seen = None, seen.__cause__ or seen.__context__
+    left: list[BaseException | None] = [error]
+    while left:
+        if (seen := left.pop()) is not None and seen.__traceback__ is not None:
+            traceback.clear_frames(seen.__traceback__)
+            seen.__traceback__ = None
+            left += [seen.__cause__, seen.__context__]
 
 
 def free_memory() -> None:
@@ -62,8 +73,14 @@ def freed_after_failure(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except (RunFailed, Stopped) as error:
+            failure: Exception = error
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = OutOfMemory(_NO_ROOM.format(reason=reason_of(error)))
             forget(error)
-            free_memory()
-            raise error from None
+        forget(failure)
+        free_memory()
+        raise failure from None
 
     return wrapped

@@ -16,7 +16,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tightfit.errors import BadInput, Stopped
 
+_NEVER = 1e9
 _UNITS = {"step": "steps", "steps": "steps", "minute": "minutes", "minutes": "minutes", "min": "minutes"}
+_STOPPING = "stopping: a checkpoint is written after this step"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class SaveEvery:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
         unit = _UNITS.get(found[2]) if found else None
         number = float(found[1]) if found else 0.0
-        if unit is None or number <= 0 or (unit == "steps" and number != int(number)):
+        if unit is None or not 0 < number < _NEVER or (unit == "steps" and number != int(number)):
             raise BadInput(f"--save-every '{text}' is no interval: write '100 steps' or '30 minutes'.")
         return cls(number, unit)
 
@@ -50,6 +52,7 @@ class Pauses(TrainerCallback):
         self.every, self.say = every, say
         self.signal: int | None = None
         self._last_saved = time.monotonic()
+        self._over = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # The last step of an epoch is saved after its evaluation; a checkpoint before it would skip the evaluation.
@@ -66,6 +69,11 @@ class Pauses(TrainerCallback):
                 "written, and train --resume goes on from it.",
                 self.signal,
             )
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._over = True
 
     def on_features(self) -> None:
         """Between two batches of a frozen trunk there is nothing to save."""
@@ -90,4 +98,5 @@ class Pauses(TrainerCallback):
             raise KeyboardInterrupt
         self.signal = number
         again = " Ctrl-C again leaves at once." if number == signal.SIGINT else ""
-        self.say(f"stopping: a checkpoint is written after this step.{again}")
+        what = "the training is over: its model is being written" if self._over else _STOPPING
+        self.say(f"{what}.{again}")

@@ -3,7 +3,8 @@
 A step, so that the optimizer's state is there; the two largest slices of all batches to come, so that the second meets
 the gradients of the first (the whole fullest batch, where a recipe cuts layers); the largest batch of the evaluation;
 a load. The weights come back from checkpoint 0, whose saving comes first, the optimizer forgets, and the random
-numbers are those from before: the training's bits do not depend on it.
+numbers are those from before: the training's bits do not depend on it. A run that is resumed, perhaps on a smaller
+machine, flies too; it goes back to the checkpoint that it goes on from.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tightfit.data.order import Buckets, batches_of
+from tightfit.data.order import Buckets, batches_to_look_at
 from tightfit.errors import OutOfMemory, PreflightFailed
 from tightfit.job import Job
 from tightfit.randomness import Randomness
@@ -42,7 +43,8 @@ def find_worst(
     longest_text = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
     lengths = np.minimum(np.array(train), longest_text)
     taken = parts.batch_size if parts.layer_rows else 2 * parts.step_rows
-    batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in batches_of(job, len(lengths), buckets))
+    dealt = batches_to_look_at(job, len(lengths), buckets)
+    batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in dealt)
     worst = max(batches, key=lambda batch: _size(lengths[batch], parts))
     longest = np.argsort(-np.array(validation), kind="stable")[: parts.evaluation_rows]
     return Worst([int(row) for row in worst[:taken]], [int(row) for row in longest])
@@ -75,5 +77,5 @@ def _flown(trainer: Trainer, worst: Worst) -> bool:
     except OutOfMemory as error:
         raise PreflightFailed(str(error)) from None
     finally:
-        trainer.go_back_to_beginning()
+        trainer.go_back()
     return True

@@ -60,13 +60,14 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
     tokenizer = load_tokenizer(job.model)
     train = encode(data.split.train, tokenizer, job.max_length, data.labels)
     validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
-    company = Company(job, device, data.labels, tokenizer)
-    lengths = Lengths.of(job, train.lengths, validation.lengths)
+    fitting = job.for_rows(len(train))
+    company = Company(fitting, device, data.labels, tokenizer)
+    lengths = Lengths.of(fitting, train.lengths, validation.lengths)
     kept = keeping.choose(company, lengths) if keeping is not None else None
     if kept is not None:
         recipe = kept.recipe
     bill, unforeseen = _foresee(recipe, company, lengths)
-    parts = assemble(job, recipe, device, data.labels, tokenizer)
+    parts = assemble(fitting, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
         validation = encode(data.split.validation, tokenizer, parts.max_length, data.labels)
@@ -85,6 +86,7 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
         notes=(
             *(kept.notes if kept else ()),
             *data.notes,
+            *_about_batch(job, len(train)),
             *_about_cut(train, parts.max_length),
             *parts.notes,
             *unforeseen,
@@ -150,6 +152,12 @@ def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:
         f"{rows.name}: {len(split.train):,} rows to train on, {len(split.validation):,} to validate on; "
         f"text from {text}, {len(labels.names)} labels from '{rows.columns.label}' ({shown})"
     )
+
+
+def _about_batch(job: Job, rows: int) -> tuple[str, ...]:
+    if job.batch_size <= rows:
+        return ()
+    return (f"batches of {job.batch_size:,} are more than the {rows:,} training rows: every step takes all of them",)
 
 
 def _about_cut(tokens: Tokens, max_length: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tightfit.data.limits import RowLimits
 from tightfit.errors import OutOfMemory
 from tightfit.ledger import Ledger
-from tightfit.oom import forget, free_memory, is_out_of_memory
+from tightfit.oom import forget, free_memory, is_out_of_memory, reason_of
 from tightfit.randomness import Randomness
 from tightfit.strategy import Parts
 
@@ -77,7 +77,7 @@ class Recovery:
         """Memory ran out where nothing is cut into rows: once that is bad luck, twice at one step it is too little."""
         if not is_out_of_memory(error):
             raise error
-        reason = _reason(error)
+        reason = reason_of(error)
         forget(error)
         if self._failed_step == step:
             raise OutOfMemory(_no_room_for_step(step, reason)) from None
@@ -119,6 +119,8 @@ class Recovery:
         layers, where = self._layers, ""
         if layers is not None and layers.halve(now := min(rows, layers.at(length)), length):
             rows, where = now, "through each layer "
+        elif self.parts.step_in_backward and layers is None and rows > 1:
+            raise OutOfMemory(_no_room_for_whole_batch(rows, length, reason))
         elif self.parts.step_in_backward or not self.slices.halve(rows, length):
             raise OutOfMemory(_no_room_for_text(length, "train on", reason))
         return (
@@ -153,12 +155,8 @@ def _attempt() -> Iterator[_Outcome]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        outcome.reason = _reason(error)
+        outcome.reason = reason_of(error)
         forget(error)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _refuse_half_done(ledger: Ledger, done: str) -> None:
@@ -179,7 +177,14 @@ def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
 def _no_room_for_text(length: int, verb: str, reason: Any) -> str:
     return (
         f"There is not enough memory to {verb} a single text of {length} tokens ({reason}): "
-        "use checkpoint, slice-layers:size=1 or adafactor, or a smaller --max-length."
+        "use checkpoint, slice-layers:size=1 or adafactor, or a smaller --max-length, or let train --budget find a way."
+    )
+
+
+def _no_room_for_whole_batch(rows: int, length: int, reason: Any) -> str:
+    return (
+        f"There is not enough memory to train on {rows} texts of {length} tokens at once ({reason}), and "
+        f"step-in-backward alone takes a batch whole: add slice-layers:size={rows // 2}."
     )
 
 

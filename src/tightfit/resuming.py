@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tightfit.checkpoints import step_of
 from tightfit.data.split import FOLDER, Split, load_split
 from tightfit.errors import BadInput, OutputError
 from tightfit.job import Job, read_job_file
@@ -41,6 +42,12 @@ def remove_beginning(folder: Path) -> None:
         folder.rmdir()
 
 
+def recipe_to_go_on_with(folder: Path, given: Recipe, *, planned: bool) -> Recipe:
+    """Of a run under a budget: its own, whatever was planned before; what was only to be in it has to be in it."""
+    own = Recipe.parse(read_job_file(folder / JOB_FILE)[1])
+    return own if planned or set(given.words) <= set(own.words) else given
+
+
 def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
     """Refuse another job or recipe than the folder's; give back its record if there is nothing left to do."""
     values, words = read_job_file(folder / JOB_FILE)
@@ -52,8 +59,10 @@ def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
                 f"{getattr(before, name)!r}: leave it out, or start another run with another --out."
             )
     _refuse_other_recipe(recipe, Recipe.parse(words))
-    same_end = all(getattr(job, name) == getattr(before, name) for name in _MAY_CHANGE)
-    return load_run(folder) if same_end and (folder / FILE).is_file() else None
+    if not (folder / FILE).is_file():
+        return None
+    run = load_run(folder)  # perhaps of fewer epochs: a run that goes on for more keeps its record until it has another
+    return run if all(getattr(job, name) == getattr(run.job, name) for name in _MAY_CHANGE) else None
 
 
 def refuse_other_rows(folder: Path, split: Split) -> None:
@@ -62,14 +71,24 @@ def refuse_other_rows(folder: Path, split: Split) -> None:
         raise BadInput(f"The data has changed since the run in '{folder}' began: start another run with another --out.")
 
 
+def refuse_fewer_steps(checkpoint: Path, steps: int) -> None:
+    """What is trained cannot be taken back."""
+    done = step_of(checkpoint)
+    if done > steps:
+        raise BadInput(
+            f"{checkpoint} is of step {done:,} and this training has {steps:,}: give more --epochs or --max-steps, or "
+            "start another run with another --out."
+        )
+
+
 def _refuse_other_recipe(now: Recipe, before: Recipe) -> None:
     """How a step is carried out may change; what is trained and by which optimizer may not."""
     if _bound(now) != _bound(before):
         raise BadInput(
             f"--resume cannot change what is trained: the recipe was '{' '.join(before.words) or 'plain'}' and is "
-            f"'{' '.join(now.words) or 'plain'}'. Only strategies that keep the result may come or go."
+            f"'{' '.join(now.words) or 'plain'}'. Only strategies that keep the result may come or go, no optimizers."
         )
 
 
 def _bound(recipe: Recipe) -> list[str]:
-    return [s.word for s in recipe.strategies if s.result is not Result.SAME or s.chooses is not None]
+    return [s.word for s in recipe.strategies if s.result is not Result.SAME or s.chooses == "optimizer"]

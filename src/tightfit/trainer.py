@@ -235,19 +235,23 @@ class Trainer(transformers.Trainer):
     def begin(self) -> None:
         """Everything is ready for the first step, or for going on."""
         self.meter.begin(BETWEEN)
+        if self._resumed is None:
+            self._save_checkpoint(self.model, None)  # the beginning, to go back to until there is another
+        if self.worst is not None:
+            self.preflight_seconds = fly(self, self.worst)
+            self.worst = None  # once is enough, also where a step goes back to a checkpoint
         if self._resumed is not None:
             losses = read_about(self._resumed)["losses"]
             self._tr_loss += losses["since_logged"]
             self._globalstep_last_logged, self._total_loss_scalar = losses["logged_at"], losses["before"]
             self._initial_global_step = 0
-            return
-        self._save_checkpoint(self.model, None)  # the beginning, to go back to until there is another
-        if self.worst is not None:
-            self.preflight_seconds = fly(self, self.worst)
 
     def try_step(self, rows: list[int]) -> None:
         """Forward, backward and step, as of a training batch with these rows; the schedule does not move."""
         self.try_batch(rows, keep_gradients=True)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:  # in fp16 it is scaled and may be infinite, which only a scaler would see
+                parameter.grad.zero_()
         with self.meter.moment("step"):
             self._own_optimizer().step()
         self.model.zero_grad()
@@ -264,11 +268,13 @@ class Trainer(transformers.Trainer):
         with self.meter.moment("evaluate"):
             self.prediction_step(self.model_wrapped, self._collated(self.eval_dataset, rows), False)
 
-    def go_back_to_beginning(self) -> None:
-        """Weights as saved in checkpoint 0, no optimizer state, no gradients."""
+    def go_back(self) -> None:
+        """Weights and optimizer state as saved in the checkpoint that the training goes on from, or begins with."""
         self._let_go()
         with self.meter.moment("load-best"):
-            self._load_weights(Path(self.args.output_dir) / "checkpoint-0")
+            self._load_weights(self._resumed or Path(self.args.output_dir) / "checkpoint-0")
+        if self._resumed is not None:
+            self._load_optimizer_and_scheduler(str(self._resumed))
         self.model.train()
 
     def _let_go(self) -> None:
@@ -276,6 +282,8 @@ class Trainer(transformers.Trainer):
         self.model.zero_grad()
         if self.optimizer is not None:
             self._own_optimizer().state.clear()
+        if self.accelerator.scaler is not None:  # else it would take the next gradients for unscaled ones
+            self.accelerator.scaler._per_optimizer_states.clear()
         free_memory()
 
     def _collated(self, dataset: Any, rows: list[int]) -> Batch:

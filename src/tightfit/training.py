@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tightfit.budget import Budget
 from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
+from tightfit.data.order import steps_of
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, RecipeError, suggest
@@ -21,7 +22,15 @@ from tightfit.preparation import Prepared, buckets_of, prepare
 from tightfit.recipe import Recipe
 from tightfit.record import FILE, Run
 from tightfit.recording import measured_by, record_of
-from tightfit.resuming import JOB_FILE, finished_run, refuse_folder, refuse_other_rows, remove_beginning
+from tightfit.resuming import (
+    JOB_FILE,
+    finished_run,
+    recipe_to_go_on_with,
+    refuse_fewer_steps,
+    refuse_folder,
+    refuse_other_rows,
+    remove_beginning,
+)
 from tightfit.tasks import find_task
 from tightfit.whole import remove_leftovers, whole_folder
 
@@ -62,7 +71,7 @@ def train(
 
     With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, or
     names a whole recipe that was planned before and is taken as it is where it still fits. The run is held to the
-    budget, and if its pre-flight fails a smaller recipe is taken.
+    budget, and if its pre-flight fails a smaller recipe is taken. A run that is resumed keeps its own recipe.
     A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
     epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
     With `only_measure` the evaluation is its largest batch: enough for memory and time, and no measure of quality.
@@ -76,6 +85,10 @@ def train(
     every = SaveEvery.parse(save_every)
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
+    if resume and budget is not None:
+        given, recipe = recipe, recipe_to_go_on_with(folder, recipe, planned=planned)
+        if words and given != recipe:
+            screen.say(f"going on with the run's own recipe: {' '.join(recipe.words) or 'plain'}")
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
@@ -162,7 +175,7 @@ def _run_what_flies(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None
 def _prepare(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None) -> Prepared:
     with how.screen.status("Reading the data and the model"):
         prepared = prepare(job, recipe, how.device, keeping)
-        _refuse_to_begin(prepared, how.folder, how.resume)
+        _refuse_to_begin(prepared, how)
     for note in prepared.notes:
         how.screen.say(note)
     return prepared
@@ -180,16 +193,19 @@ def refuse_unknown_trackers(names: Sequence[str]) -> None:
             raise BadInput(f"--report-to {name} cannot be used: {suggest(name, there)} Others can be installed.")
 
 
-def _refuse_to_begin(prepared: Prepared, folder: Path, resume: bool) -> None:
+def _refuse_to_begin(prepared: Prepared, how: _How) -> None:
     """The last checks, which need the data and the model."""
     from tightfit.arguments import SAVED_CHECKPOINTS
     from tightfit.disk import refuse_full_disk
     from tightfit.features import kept_bytes
 
-    if resume:
+    folder = how.folder
+    if how.resume:
         refuse_other_rows(folder, prepared.split)
+    if how.checkpoint is not None:
+        refuse_fewer_steps(how.checkpoint, steps_of(prepared.job, len(prepared.train)))
     rows = len(prepared.train) + len(prepared.validation)
-    at_once = SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*")))
+    at_once = max(1, SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*"))))
     refuse_full_disk(folder, prepared.parts, at_once, kept_bytes(prepared.parts, rows))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from tightfit.errors import ModelError
+from tightfit.errors import ModelError, shown
+from tightfit.oom import is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +47,7 @@ def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights
     """Build the model in fp32. Weights come from safetensors, or from a pickle read as plain tensors only."""
     import torch
 
+    _refuse_paths_outside(name)
     with _clear_errors(name, "weights"), _quiet_transformers():
         if random_weights:
             model = head.from_config(config, trust_remote_code=False, dtype=torch.float32)
@@ -95,14 +98,26 @@ def _refuse_missing_folder(name: str) -> None:
         raise ModelError(f"There is no model folder '{name}': check the path, or give a hub id.")
 
 
+def _refuse_paths_outside(name: str) -> None:
+    """Weights in several files come with a list of them; what it names has to lie beside it."""
+    for index in Path(name).glob("*.index.json"):
+        try:
+            files = json.loads(index.read_text("utf-8"))["weight_map"].values()
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            raise ModelError(f"'{index}' is no list of weights: get the model's files again.") from None
+        for file in files:
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ModelError(f"'{index}' names weights outside of its folder ({shown(file)}): do not trust it.")
+
+
 @contextlib.contextmanager
 def _clear_errors(name: str, what: str) -> Iterator[None]:
     """Turn the library's pages of explanation into one sentence with a way out."""
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:  # every format and the hub's client have errors of their own
+        if is_out_of_memory(error):  # no fault of the model's files
+            raise
         raise ModelError(_sentence(name, what, error)) from error
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 _PART, _GONE = ".part", ".gone"
+_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS, errno.EBADF)  # EBADF: Windows
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file aside, bring it to the disk, then give it its name."""
+    """Write a small file."""
+    with whole_file(path) as aside:
+        aside.write_text(text, "utf-8")
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A file to write aside; brought to the disk, it takes its name."""
     aside = path.with_name(f".{path.name}{_PART}")
     try:
-        aside.write_text(text, "utf-8")
+        yield aside
         _sync(aside)
         aside.replace(path)
     except BaseException:
@@ -71,7 +80,9 @@ def _sync(path: Path) -> None:
     except OSError:  # Windows opens no folders
         return
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot
-            os.fsync(handle)
+        os.fsync(handle)
+    except OSError as error:  # some file systems cannot; others say only now that a disk was full
+        if error.errno not in _CANNOT:
+            raise
     finally:
         os.close(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import write_reviews
 
+from tightfit.data import rows as rows_module
 from tightfit.data.labels import find_labels
 from tightfit.data.rows import load_rows
 from tightfit.data.split import held_out_rows, save_split, split_rows
@@ -50,6 +52,25 @@ def test_broken_rows_are_mended_or_dropped_and_named(tmp_path: Path) -> None:
         "1 row with half a character (a lone surrogate), which is read as '?' (line 5)",
         "1 row of more than 100,000 characters, of which the first are read (line 6)",
     ]
+
+
+def test_a_number_that_is_none_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"label": 1, "text": "good"}\n{"label": 0, "text": NaN}\n', "utf-8")
+    rows, _ = load_rows(str(tmp_path / "a.jsonl"))
+    assert list(rows.dataset["text"]) == ["good"]
+    assert "1 row without text dropped (line 2)" in rows.notes[0]
+
+
+def test_a_disk_that_is_full_when_rows_are_kept_is_no_mistake_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "a.csv").write_text("label,review\n1,good\n0,bad\n", "utf-8")
+    monkeypatch.setattr(rows_module, "clean", full)
+    with pytest.raises(OSError, match="No space left"):
+        load_rows(str(tmp_path / "a.csv"))
 
 
 def test_many_lines_are_not_all_named(tmp_path: Path) -> None:

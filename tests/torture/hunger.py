@@ -40,6 +40,8 @@ RECIPES = {
     "layers": ["slice-layers:size=4"],
     "in backward": ["slice-layers:size=4", "adafactor", "step-in-backward"],
     "adafactor": ["adafactor", "slice:size=4"],
+    "adapter": ["lora", "slice:size=4"],
+    "frozen": ["freeze"],
 }
 _ROUNDING = 1e-4
 
@@ -139,9 +141,11 @@ def _failing(case: Case) -> Iterator[_Failure]:
 
 
 def _watch_layers(model: Any, failure: _Failure) -> None:
-    """Fail in the middle of the model, on the way forward or back."""
+    """Fail in the middle of the model, on the way forward or back; in the head, where nothing else is left to run."""
     layer = model.bert.encoder.layer[0]
+    layer = layer if any(p.requires_grad for p in layer.parameters()) else model.classifier
     if failure.case.place in ("forward", "evaluation"):
         layer.register_forward_pre_hook(lambda module, args: failure.maybe(training=module.training))
     if failure.case.place == "backward":
-        layer.output.dense.weight.register_hook(lambda gradient: failure.maybe())
+        last = [parameter for parameter in layer.parameters() if parameter.requires_grad][-1]
+        last.register_hook(lambda gradient: failure.maybe())

@@ -260,6 +260,12 @@ def _own_code(folder: Path) -> None:
     (folder / "mine.py").write_text("raise SystemExit('this ran')")
 
 
+def _shards_elsewhere(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "elsewhere.safetensors")
+    names = {"weight_map": {"bert.pooler.dense.bias": "../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(names))
+
+
 def _pickled_trap(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"weight": _Trap(folder / "sprung")}, folder / "pytorch_model.bin")
@@ -279,6 +285,8 @@ _MODELS: dict[str, Callable[[Path], None]] = {
     "weights cut off in their header": _cut("model.safetensors", 0.01),
     "weights empty": _write("model.safetensors", b""),
     "weights with an endless header": _write("model.safetensors", b"\xff" * 8 + b"{}"),
+    "weights in files elsewhere": _shards_elsewhere,
+    "a list of weights of no use": _write("model.safetensors.index.json", b'{"weight_map": [1]}'),
     "code of its own": _own_code,
     "a trap in a pickle": _pickled_trap,
 }

@@ -26,6 +26,7 @@ RECIPES = {
     "16 bit": ["adamw-16bit", "slice-layers:size=2"],
     "adapter": ["lora", "slice:size=3"],
     "frozen": ["freeze", "bucket"],
+    "mixed": ["mixed-precision", "bucket", "slice:size=3"],
 }
 SAVE_EVERY = "3 steps"
 

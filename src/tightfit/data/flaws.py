@@ -43,7 +43,7 @@ def clean(value: Any) -> tuple[str, Flaw]:
     """A cell as text that every later stage can take, and what was wrong with it."""
     if isinstance(value, (list, tuple, dict, bytes)):
         return "", Flaw.TEXT_OF_NO_USE
-    text, flaws = "" if value is None else str(value).strip(), Flaw.NONE
+    text, flaws = "" if value is None or value != value else str(value).strip(), Flaw.NONE  # NaN is not even itself
     if len(text) > LONGEST:
         text, flaws = text[:LONGEST], flaws | Flaw.VERY_LONG
     if not text.isprintable():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from tightfit.job import Job
 
     Numbers = np.ndarray[Any, np.dtype[Any]]
+
+_BATCHES_LOOKED_AT, _ROWS_LOOKED_AT = 20_000, 5_000_000  # some seconds, some 40 MB
 
 
 def steps_of(job: Job, rows: int) -> int:
@@ -36,8 +39,9 @@ class Buckets:
 
         chance = torch.Generator().manual_seed(seed)
         rows = np.array(get_length_grouped_indices(self.lengths, self.batch_size, self.pool, chance))
-        whole = len(rows) // self.batch_size
-        batches, rest = rows[: whole * self.batch_size].reshape(whole, -1), rows[whole * self.batch_size :]
+        size = min(self.batch_size, len(rows))
+        whole = len(rows) // size
+        batches, rest = rows[: whole * size].reshape(whole, size), rows[whole * size :]
         return np.concatenate([batches[torch.randperm(whole, generator=chance).numpy()].ravel(), rest])
 
 
@@ -70,8 +74,16 @@ def batches_of(job: Job, rows: int, buckets: Buckets | None = None) -> Iterator[
         epoch += 1
 
 
+def batches_to_look_at(job: Job, rows: int, buckets: Buckets | None = None) -> Iterator[Numbers]:
+    """An epoch's batches and more, of a training without end not all: it would never begin."""
+    most = max(math.ceil(rows / job.batch_size), min(_BATCHES_LOOKED_AT, _ROWS_LOOKED_AT // job.batch_size))
+    return itertools.islice(batches_of(job, rows, buckets), most)
+
+
 def rows_met(job: Job, rows: int, buckets: Buckets | None = None) -> Numbers:
     """The rows that a training meets at all: with few steps not every row."""
+    if steps_of(job, rows) >= math.ceil(rows / job.batch_size):
+        return np.arange(rows)
     return np.unique(np.concatenate(list(batches_of(job, rows, buckets))))
 
 

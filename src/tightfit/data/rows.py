@@ -100,7 +100,7 @@ def _to_arrow(source: Source, columns: Columns) -> Any:
             cache_dir=_arrow_folder(),
         )
     except DatasetGenerationError as error:
-        if isinstance(error.__cause__, DataError):
+        if isinstance(error.__cause__, (DataError, OSError, MemoryError)):  # a full disk is no fault of the data's
             raise error.__cause__ from None
         raise
 

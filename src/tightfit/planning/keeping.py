@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -84,6 +85,7 @@ def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
     except EOFError:
         raise RunFailed("The planning was ended from outside, perhaps for want of memory: free some.") from None
     finally:
+        process.terminate()  # it has answered, or nobody waits for its answer any more
         process.join()
     if isinstance(answer, BaseException):
         raise answer
@@ -92,6 +94,7 @@ def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
 
 
 def _answer(pipe: Connection, work: Callable[[Planner], Kept], planner: Planner) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both, and one sentence is enough
     try:
         pipe.send(work(planner))
     except Exception as error:

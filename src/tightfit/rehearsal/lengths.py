@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tightfit.data.order import Buckets, batches_of, rows_met
+from tightfit.data.order import Buckets, batches_to_look_at, rows_met
 from tightfit.job import Job
 from tightfit.pieces import cut_by_tokens
 from tightfit.rehearsal.sizes import Extent, Numbers
@@ -166,7 +166,7 @@ def _shortened(lengths: tuple[int, ...], longest: int) -> tuple[int, ...]:
 def _dealt(job: Job, lengths: tuple[int, ...], pool: int) -> Numbers:
     """A row for each batch, longest text first; 0 where the batch has fewer rows."""
     size, array = min(job.batch_size, len(lengths)), np.array(lengths)
-    batches = batches_of(job, len(lengths), _buckets(job, lengths, pool))
+    batches = batches_to_look_at(job, len(lengths), _buckets(job, lengths, pool))
     rows = [np.sort(array[batch])[::-1] for batch in batches]
     return np.array([np.pad(row, (0, size - len(row))) for row in rows])
 

@@ -200,7 +200,8 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
 
     data, tokenizer = read_data(job), load_tokenizer(job.model)
     lengths = [token_lengths(part, tokenizer, job.max_length) for part in (data.split.train, data.split.validation)]
-    return Rehearsal(Company(job, device, data.labels, tokenizer, probe), Lengths.of(job, *lengths))
+    fitting = job.for_rows(len(lengths[0]))
+    return Rehearsal(Company(fitting, device, data.labels, tokenizer, probe), Lengths.of(fitting, *lengths))
 
 
 def stamp_of(job: Job) -> tuple[int, ...]:

@@ -1,0 +1,39 @@
+"""The planning in a process of its own: what it answers, and how it is stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from tightfit.errors import RunFailed
+from tightfit.planning.keeping import _elsewhere
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the same process")
+
+
+def test_an_answer_and_an_error_come_back() -> None:
+    assert _elsewhere(lambda planner: f"answer to {planner}", "me") == "answer to me"
+
+    def fail(planner: object) -> None:
+        raise KeyError("a mistake")
+
+    with pytest.raises(KeyError, match="a mistake"):
+        _elsewhere(fail, None)
+    with pytest.raises(RunFailed, match="ended from outside"):
+        _elsewhere(lambda planner: os._exit(9), None)
+
+
+def test_ctrl_c_ends_it_at_once() -> None:
+    stop = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    start = time.monotonic()
+    stop.start()
+    with pytest.raises(KeyboardInterrupt):
+        _elsewhere(lambda planner: time.sleep(20), None)
+    assert time.monotonic() - start < 5
+    assert not multiprocessing.active_children()
