@@ -71,13 +71,13 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint that was written."""
-    return max(_checkpoints(folder), key=_step, default=None)
+    return max(_checkpoints(folder), key=step_of, default=None)
 
 
 def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The last checkpoint without damage, and what there is to say about later ones."""
     notes: list[str] = []
-    for checkpoint in sorted(_checkpoints(folder), key=_step, reverse=True):
+    for checkpoint in sorted(_checkpoints(folder), key=step_of, reverse=True):
         damage = damage_of(checkpoint)
         if damage is None:
             return checkpoint, notes
@@ -118,19 +118,20 @@ def loading(checkpoint: str | Path | None) -> Iterator[None]:
 
 def keep_checkpoints(folder: Path, count: int, best: Path | None) -> None:
     """Remove the oldest, never the best nor the last; the beginning goes as soon as there is another."""
-    oldest_first = sorted(_checkpoints(folder), key=_step)
+    oldest_first = sorted(_checkpoints(folder), key=step_of)
     spare = [path for path in oldest_first[:-1] if path != best]
     too_many = max(0, len(oldest_first) - count)
     for number, path in enumerate(spare):
-        if number < too_many or _step(path) == 0:
+        if number < too_many or step_of(path) == 0:
             remove_whole(path)
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if _step(path.parent) >= 0]
+    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if step_of(path.parent) >= 0]
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """Behind which step it was written; -1 for what is none."""
     number = checkpoint.name.partition("-")[2]
     return int(number) if number.isdecimal() else -1
 

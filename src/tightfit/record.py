@@ -83,6 +83,8 @@ class Run(_Value):
     history: list[dict[str, float | None]]
     notes: list[str]
     versions: dict[str, str]
+    attempts: int = 1
+    """How often it was started; what was measured is of the last time."""
 
     def save(self) -> None:
         """Write run.json into the run folder, whole or not at all."""
