@@ -70,6 +70,8 @@ class Texts(_Value):
     plain_per_token: float
     """The same if rows met by chance and whole batches were padded."""
     cut_rows: int
+    tokens: int | None = None
+    """Of all texts as they are cut."""
     cut_tokens: int | None = None
     """None where the tokenizer does not tell."""
 

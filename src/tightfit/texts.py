@@ -30,6 +30,7 @@ def texts_of(tokens: Tokens, lengths: Lengths, parts: Parts) -> Texts:
         computed_per_token=_by_recipe(lengths, parts),
         plain_per_token=_by_chance(lengths, parts.max_length),
         cut_rows=tokens.cut,
+        tokens=sum(tokens.lengths),
         cut_tokens=tokens.lost,
     )
 
