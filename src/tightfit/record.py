@@ -90,6 +90,11 @@ class Run(_Value):
         """Write run.json into the run folder, whole or not at all."""
         write_whole(Path(self.folder) / FILE, self.to_json())
 
+    def _repr_html_(self) -> str:
+        from tightfit.report.notebook import run_as_html
+
+        return run_as_html(self)
+
     def to_json(self) -> str:
         """One JSON object, readable by eye; what is no number is null."""
         return json.dumps(_numbers(self.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n"

@@ -53,6 +53,11 @@ class Bill:
         """Whether the device has that much, the error band included; None if its size is unknown."""
         return None if self.device.memory is None else self.error_band[1] <= self.device.memory
 
+    def _repr_html_(self) -> str:
+        from tightfit.report.notebook import bill_as_html
+
+        return bill_as_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """The bill for scripts."""
         return {

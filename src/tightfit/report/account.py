@@ -46,7 +46,10 @@ class Account:
     @property
     def model(self) -> str:
         """The model's name, without the folders before it."""
-        return Path(self.job.model).name if Path(self.job.model).is_absolute() else self.job.model
+        path = Path(self.job.model)
+        if not path.is_absolute():
+            return self.job.model
+        return f"{path.parent.name}/model" if path.name == "model" else path.name
 
     @property
     def data(self) -> Data | None:

@@ -42,7 +42,8 @@ def memory_picture(
     """Memory by moment and kind."""
     moments, overhead = bill["bill"], bill["overhead_bytes"]
     figure = memory(moments, overhead, measured, budget, say.moment)
-    keys = kind_keys([kind for kinds in moments.values() for kind, size in kinds.items() if size], bill, say)
+    seen = [kind for kinds in moments.values() for kind, size in kinds.items() if size > bill["peak_bytes"] / 200]
+    keys = kind_keys(seen, bill, say)
     keys += [Key("currentColor", say("measured"), "line")] if measured else []
     keys += [Key(BUDGET, say("budget_line"), "line")] if budget else []
     return Picture(Markup(as_svg(figure, caption)), keys, caption)
@@ -58,7 +59,13 @@ def timeline_picture(account: Account, say: Words) -> Picture | None:
     caption = say("timeline_about")
     if step.slices > 2:
         caption += " " + say("timeline_slices", slices=step.slices)
-    return Picture(Markup(as_svg(figure, caption)), kind_keys(list(step.kinds), known.bill, say), caption)
+    return Picture(Markup(as_svg(figure, caption)), kind_keys(_seen(step.kinds), known.bill, say), caption)
+
+
+def _seen(kinds: Mapping[str, Sequence[int]]) -> list[str]:
+    """Those that are more than a hair's breadth high."""
+    highest = max(max(sizes) for sizes in kinds.values())
+    return [kind for kind, sizes in kinds.items() if max(sizes) > highest / 200]
 
 
 def kind_keys(kinds: Sequence[str], bill: Mapping[str, Any], say: Words) -> list[Key]:

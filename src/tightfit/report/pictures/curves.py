@@ -15,13 +15,14 @@ Points = Sequence[tuple[float, float]]
 
 def curves(lines: Mapping[str, Points], across: str, resumed: Sequence[float] = ()) -> Figure:
     """Lines in the order of the colours; `resumed` are the steps from which a run was gone on with."""
-    figure, axes = new_figure(5.0, 2.4)
+    figure, axes = new_figure(4.6, 2.4)
     for (name, points), colour in zip(lines.items(), CURVES * len(lines), strict=False):
         few = len(points) <= 12
         axes.plot(*zip(*points, strict=True), color=colour, label=name, marker="o" if few else "", markersize=4)
     for step in resumed:
         axes.axvline(step, color="black", alpha=0.4, linestyle=":", linewidth=1)
     axes.set(xlabel=across)
+    axes.set_xlim(left=0)
     axes.grid(axis="y", alpha=0.25, color="black", linewidth=0.5)
     return figure
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def lengths(texts: Texts, words: tuple[str, str] = ("tokens", "texts")) -> Figure:
     """One bar for so many tokens; of the last one the part that was cut has a colour of its own."""
-    figure, axes = new_figure(5.0, 2.2)
+    figure, axes = new_figure(4.6, 2.2)
     starts = [1 + number * texts.width for number in range(len(texts.rows))]
     axes.bar(starts, texts.rows, texts.width * 0.9, align="edge", color=CURVES[0])
     if texts.cut_rows:

@@ -24,10 +24,10 @@ def memory(
     name: Callable[[str], str] = str,
 ) -> Figure:
     """`foretold` is bytes by moment and kind without the overhead, `measured` the peak of each moment."""
-    moments = [*foretold, *(moment for moment in measured if moment not in foretold)]
+    moments = list(foretold) or list(measured)
     totals = [overhead + sum(kinds.values()) for kinds in foretold.values()]
     unit, letters = unit_for(max([*totals, *measured.values(), 1]))
-    figure, axes = new_figure(5.0, 0.55 + 0.42 * len(moments))
+    figure, axes = new_figure(4.6, 0.55 + 0.42 * len(moments))
     for place, moment in enumerate(moments):
         if moment in foretold:
             _bar(axes, place, foretold[moment], overhead, unit)

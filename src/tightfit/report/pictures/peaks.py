@@ -17,7 +17,7 @@ _LONGEST = 24  # letters of a name
 def peaks(names: Sequence[str], measured: Sequence[int | None], foretold: Sequence[int | None]) -> Figure:
     """What is not known is left out."""
     unit, letters = unit_for(max([size for size in (*measured, *foretold) if size] or [1]))
-    figure, axes = new_figure(5.0, 0.6 + 0.34 * len(names))
+    figure, axes = new_figure(4.6, 0.6 + 0.34 * len(names))
     axes.barh(range(len(names)), [(size or 0) / unit for size in measured], 0.55, color=CURVES[0])
     for place, size in enumerate(foretold):
         if size:

@@ -28,7 +28,7 @@ def timeline(
     points = len(next(iter(kinds.values())))
     layers = [[overhead] * points, *kinds.values()]
     unit, letters = unit_for(max(sum(sizes) for sizes in zip(*layers, strict=True)))
-    figure, axes = new_figure(5.0, 2.7)
+    figure, axes = new_figure(4.6, 2.7)
     axes.stackplot(
         range(points),
         [[size / unit for size in sizes] for sizes in layers],

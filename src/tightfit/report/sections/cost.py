@@ -63,7 +63,7 @@ def about_peak(account: Account, say: Words) -> str | None:
         return None
     low, high = (format_bytes(size) for size in bill["error_band"])
     peak, moment = format_bytes(bill["peak_bytes"]), say.moment(bill["moment"])
-    return say("peak_is", peak=peak, moment=moment, worst=bill["worst"], low=low, high=high)
+    return say("peak_is", peak=peak, moment=moment, worst=say.worst(bill["worst"]), low=low, high=high)
 
 
 class TensorRow(NamedTuple):

@@ -47,7 +47,7 @@ def how(account: Account, say: Words) -> list[Row]:
             ),
         ),
         (say("seed"), str(job.seed)),
-        (say("device"), account.device or "–"),
+        (say("device"), say.device(account.device or "–")),
     ]
     return [*rows, (say("budget"), format_bytes(budget))] if budget else rows
 

@@ -25,7 +25,8 @@ class Step(NamedTuple):
 
 def next_steps(account: Account, say: Words) -> list[Step]:
     """What is worth a try, most worthwhile first."""
-    steps = [] if account.run else [Step(say("next_go_on"), account.go_on)]
+    go_on = say("next_go_on" if account.checkpoint else "next_begin")
+    steps = [] if account.run else [Step(go_on, account.go_on)]
     return [*steps, _less_memory(account, say), *_less_time(account, say), *_better(account, say)]
 
 

@@ -81,7 +81,7 @@ def unfinished(account: Account, say: Words) -> Unfinished | None:
     attempts = account.beginning.attempts if account.beginning else []
     reason = attempts[-1].ended if attempts else None
     said = say("it_said", reason=reason) if reason else say("it_said_nothing")
-    return Unfinished([where, said], say("go_on"), account.go_on)
+    return Unfinished([where, said], say("go_on" if there else "begin_again"), account.go_on)
 
 
 def resumed(account: Account, say: Words) -> str | None:

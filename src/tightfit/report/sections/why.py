@@ -16,7 +16,7 @@ def opening(account: Account, say: Words) -> list[str]:
     plan = _plan(account)
     if plan is None:
         return [say("plan_given") if account.recipe else say("plan_none")]
-    made = say("plan_made", budget=format_bytes(plan["budget_bytes"]), device=plan["device"])
+    made = say("plan_made", budget=format_bytes(plan["budget_bytes"]), device=say.device(plan["device"]))
     plain = plan["plain"]
     time = say.seconds(plain["seconds_per_epoch"])
     return [made, say("plan_plain", peak=format_bytes(plain["peak_bytes"]), time=time)]

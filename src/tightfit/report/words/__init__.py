@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from types import ModuleType
 
 from tightfit.errors import BadInput, suggest
 from tightfit.report.words import en, zh
 
+_LARGEST_SLICE = re.compile(
+    r"the largest slice is (?P<rows>\d+) × (?P<tokens>\d+) tokens, first in batch (?P<batch>[\d,]+) of (?P<batches>[\d,]+)"
+)
 LANGUAGES: dict[str, ModuleType] = {"en": en, "zh": zh}
 
 
@@ -44,6 +48,15 @@ class Words:
     def result(self, name: str) -> str:
         """What a recipe does to the trained model."""
         return self._name("RESULTS", name)
+
+    def device(self, name: str) -> str:
+        """Where it ran."""
+        return self._name("DEVICES", name)
+
+    def worst(self, sentence: str) -> str:
+        """Which rows make a bill so large; a sentence that is new here stays as it is."""
+        found = _LARGEST_SLICE.fullmatch(sentence)
+        return self("largest_slice", **found.groupdict()) if found else sentence
 
     def seconds(self, seconds: float) -> str:
         """A time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tightfit.strategies import STRATEGIES as _ALL
 from tightfit.units import format_seconds as seconds
 
-__all__ = ["KINDS", "MOMENTS", "RESULTS", "SENTENCES", "STRATEGIES", "seconds"]
+__all__ = ["DEVICES", "KINDS", "MOMENTS", "RESULTS", "SENTENCES", "STRATEGIES", "seconds"]
 
 MOMENTS = {
     "load": "load",
@@ -34,6 +34,7 @@ RESULTS = {
     "close": "close (other arithmetic, the same quality)",
     "different": "different (another training: fewer parameters or less text)",
 }
+DEVICES: dict[str, str] = {}
 STRATEGIES = {name: strategy.summary for name, strategy in _ALL.items()}
 
 SENTENCES = {
@@ -121,6 +122,7 @@ SENTENCES = {
     "moments_measured_only": "Memory could not be foretold for this run; this is what was measured.",
     "budget_line": "the budget",
     "peak_is": "Foretold: at most {peak}, in {moment}; {worst}. Measured runs say it may be {low} to {high}.",
+    "largest_slice": "the largest slice is {rows} × {tokens} tokens, first in batch {batch} of {batches}",
     "no_forecast": "This run holds no forecast.",
     "timeline": "One step, operation by operation",
     "timeline_about": "What is alive when, from the rehearsal: the batch with the longest texts, as foretold. From left to right the operations in their order, not the seconds.",

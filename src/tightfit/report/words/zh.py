@@ -29,6 +29,7 @@ RESULTS = {
     "close": "close（算法不同，质量相同）",
     "different": "different（另一种训练：参数更少或文本更短）",
 }
+DEVICES = {"this machine's CPU": "本机 CPU"}
 STRATEGIES = {
     "adamw": "默认优化器，设备支持时用融合版本",
     "bucket": "让长度相近的文本在同一批相遇：填充更少，用时更短",
@@ -130,6 +131,7 @@ SENTENCES = {
     "moments_measured_only": "这次训练无法预测内存；这里是实测值。",
     "budget_line": "预算",
     "peak_is": "预测：最多 {peak}，在{moment}时（{worst}）。实测记录表明可能为 {low} 到 {high}。",
+    "largest_slice": "最大的一片为 {rows} × {tokens} 个词元，首次出现在第 {batch} 批，共 {batches} 批",
     "no_forecast": "这次训练没有保存预测。",
     "timeline": "一步之中，逐个操作",
     "timeline_about": "彩排得出：每个时刻有哪些内存存活，取文本最长的一批。从左到右是操作的先后，不是秒数。",
