@@ -14,8 +14,8 @@ from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device
 from tightfit.errors import DataError, RecipeError
 from tightfit.job import Job
-from tightfit.record import Data
 from tightfit.recipe import Recipe
+from tightfit.record import Data
 from tightfit.rehearsal.bill import Bill
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.strategy import Parts

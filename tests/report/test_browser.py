@@ -17,7 +17,9 @@ CHROMIUM = next(
 )
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")]
 CONTROL = "http://control.invalid/picture.png"
-LOOK = """<body><img src="{control}"><iframe id="it" src="{page}" style="border: 0; width: {width}px; height: 900px"></iframe><script>
+LOOK = """<body><img src="{control}">
+<iframe id="it" src="{page}" style="border: 0; width: {width}px; height: 900px"></iframe>
+<script>
 onload = () => {{
   const page = document.getElementById("it").contentDocument.documentElement;
   document.body.textContent = "SAW " + page.scrollWidth + " " + page.clientWidth;

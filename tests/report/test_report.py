@@ -40,9 +40,10 @@ def died(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return take(trainer, *args, **kwargs)
 
     job = Job(model=str(tiny_model), data=str(data), batch_size=8, max_length=16, epochs=2, learning_rate=5e-3)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(RunFailed):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "training_step", step)
-        train(job, ["slice:size=4"], out=folder / "run", device="cpu", quiet=True, save_every="2 steps")
+        with pytest.raises(RunFailed):
+            train(job, ["slice:size=4"], out=folder / "run", device="cpu", quiet=True, save_every="2 steps")
     return folder / "run"
 
 
@@ -131,7 +132,7 @@ def test_what_is_known_before_the_first_step(trained: Path) -> None:
     assert known.bill["peak_bytes"] == run.predicted.peak_bytes
     assert known.step is not None
     assert known.step.slices == 2
-    assert {each.kind for each in known.largest} >= {"weights"}
+    assert {each.kind for each in known.largest} == {"activations", "optimizer state"}
     assert all(each.owner and each.owner.startswith(("bert.", "classifier.")) for each in known.largest)
     assert known.smaller[0].recipe == ["slice:size=2"]
     assert known.smaller[0].peak_bytes < known.bill["peak_bytes"]
@@ -141,7 +142,7 @@ def test_what_is_known_before_the_first_step(trained: Path) -> None:
 
 def test_a_run_that_died_says_where_why_and_how_to_go_on(died: Path) -> None:
     text = plain(page_of(died))
-    assert "This run did not finish. Its last checkpoint is from step 8 of 14." in text
+    assert "This run did not finish. Its last checkpoint is from step 10 of 14." in text
     assert REASON in text
     assert f"tightfit train --out {died} --resume" in text
     assert "the run did not finish" in text
@@ -175,12 +176,12 @@ def test_without_an_evaluation_and_without_a_checkpoint(died: Path, tmp_path: Pa
 def test_a_resumed_run_says_so(resumed: Path, died: Path) -> None:
     run, known = load_run(resumed), load_beginning(resumed)
     assert known is not None
-    assert [each.from_step for each in known.attempts] == [0, 8]
+    assert [each.from_step for each in known.attempts] == [0, 10]
     assert [each.ended for each in known.attempts] == [REASON, None]
     assert run.attempts == 2
     text = plain(page_of(resumed))
     assert "It was started 2 times" in text
-    assert "from step 8" in text
+    assert "from step 10" in text
     assert "This run did not finish" not in text
 
 
@@ -190,7 +191,7 @@ def test_several_runs_stand_side_by_side(trained: Path, died: Path, resumed: Pat
     assert "3 runs side by side" in text
     for folder in (trained, resumed):
         assert f"{load_run(folder).metrics['eval_f1']:.4f}" in text
-    assert "8 / 14" in text
+    assert "10 / 14" in text
     assert page.count("<details>") >= 3
     assert all(link.startswith(("#", "data:")) for link in Loaded(page).links)
     ids = re.findall(r' id="([^"]+)"', page)
@@ -256,7 +257,7 @@ def test_where_a_report_is_written(trained: Path, died: Path, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     assert write_report([folder, died]) == Path("report.html")
     assert (tmp_path / "report.html").is_file()
-    with pytest.raises(OutputError, match="should end in .html"):
+    with pytest.raises(OutputError, match=r"should end in \.html"):
         write_report([folder], tmp_path / "page.pdf")
 
 

@@ -62,13 +62,15 @@ class Keeping:
         if option is not None and option.at_most > self.budget.size:
             notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
             option = None
-        plan = None if option else planner.plan(self._limit, self.wishes)
-        option = option or (plan and plan.chosen)
+        plan = planner.plan(self._limit, self.wishes) if option is None else None
+        option = plan.chosen if plan is not None else option
         assert option is not None
         time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
         about = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
         notes.append(f"{self.budget}: {option.title}, {about}")
-        return Kept(option.recipe, option.seconds_per_step, option.at_most, tuple(notes), plan and plan.to_json())
+        return Kept(
+            option.recipe, option.seconds_per_step, option.at_most, tuple(notes), plan.to_json() if plan else None
+        )
 
     @property
     def _limit(self) -> Budget:

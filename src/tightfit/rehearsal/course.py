@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def _thinned(total: Numbers, spans: Sequence[Span]) -> tuple[Numbers, list[Stret
         fewest = 1 if span.moment == BETWEEN else _FEWEST
         start, points = len(ticks), max(fewest, round(_POINTS * (span.end - span.start) / whole))
         edges = np.linspace(span.start, span.end, points + 1).astype(int).tolist()
-        ticks += [low + int(total[low : high + 1].argmax()) for low, high in zip(edges, edges[1:], strict=False)]
+        ticks += [low + int(total[low : high + 1].argmax()) for low, high in pairwise(edges)]
         section = slices.index(span.section) if span.section >= 0 else -1
         if stretches and (stretches[-1].moment, stretches[-1].slice) == (span.moment, section):
             start = stretches.pop().start

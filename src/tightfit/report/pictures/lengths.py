@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 def lengths(texts: Texts, words: tuple[str, str] = ("tokens", "texts")) -> Figure:
     """One bar for so many tokens; of the last one the part that was cut has a colour of its own."""
+    from matplotlib.ticker import MaxNLocator
+
     figure, axes = new_figure(4.6, 2.2)
     starts = [1 + number * texts.width for number in range(len(texts.rows))]
     axes.bar(starts, texts.rows, texts.width * 0.9, align="edge", color=CURVES[0])
     if texts.cut_rows:
         axes.bar(starts[-1:], [texts.cut_rows], texts.width * 0.9, align="edge", color=BUDGET)
     axes.set(xlabel=words[0], ylabel=words[1], xlim=(0, texts.limit + texts.width))
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return figure

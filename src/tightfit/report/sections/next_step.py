@@ -128,6 +128,8 @@ def _less_time(account: Account, say: Words) -> Iterator[Step]:
     gained = plan["seconds_per_epoch"] - plan["plain"]["seconds_per_epoch"]
     if gained > 0.05 * plan["seconds_per_epoch"]:
         yield Step(say("next_plain", peak=format_bytes(plan["plain"]["peak_bytes"]), time=say.seconds(gained)))
+    for line in plan.get("advice", [])[:1]:
+        yield Step(say("next_advice", line=line))
 
 
 def _better(account: Account, say: Words) -> Iterator[Step]:
