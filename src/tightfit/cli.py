@@ -250,6 +250,29 @@ def predict(
 
 
 @app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several stand side by side.", metavar="RUN...")],
+    out: Annotated[
+        Path | None, typer.Option(help="The page. [default: report.html in the run folder, or here for several runs]")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the page in a browser.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write what happened in a run, and where the memory went, as a page of its own; also of runs that died."""
+    from tightfit.report.report import write_report
+    from tightfit.report.showing import open_page
+
+    page = write_report(runs, out, lang)
+    if as_json:
+        _print_json({"report": str(page), "runs": [str(run) for run in runs]})
+        return
+    _stdout().print(f"{page} written", markup=False)
+    if not no_open:
+        open_page(page)
+
+
+@app.command()
 def strategies(as_json: AsJson = False) -> None:
     """List the strategies: what each frees and what it does to the result."""
     from tightfit.report.text import show_strategies, strategy_rows

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels, about_unknown_labels, find_labels
-from tightfit.data.order import Buckets
+from tightfit.data.order import Buckets, steps_of
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import Tokens, encode
@@ -15,6 +15,7 @@ from tightfit.device import Device
 from tightfit.errors import DataError, RecipeError
 from tightfit.job import Job
 from tightfit.recipe import Recipe
+from tightfit.record import Data
 from tightfit.rehearsal.bill import Bill
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.strategy import Parts
@@ -24,8 +25,11 @@ from tightfit.units import format_count
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tightfit.beginning import Smaller, Texts
     from tightfit.planning.keeping import Keeping, Kept
+    from tightfit.rehearsal.course import Course
     from tightfit.rehearsal.performing import Company
+    from tightfit.rehearsal.rehearsal import Rehearsal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +51,35 @@ class Prepared:
     """What the user should know before it begins."""
     kept: Kept | None = None
     """The recipe as it was planned, where there is a budget to keep to."""
+    course: Course | None = None
+    """One step of the rehearsal."""
+    texts: Texts | None = None
+    smaller: list[Smaller] = field(default_factory=list)
+    """Recipes that take less, as far as that is known without another rehearsal."""
+
+    @property
+    def steps(self) -> int:
+        """How many there are to take."""
+        return steps_of(self.job, len(self.train))
+
+    @property
+    def data(self) -> Data:
+        """What is trained on, for the record."""
+        return Data(
+            train_rows=len(self.train),
+            validation_rows=len(self.validation),
+            labels=self.labels.names,
+            text_columns=self.columns.text,
+            label_column=self.columns.label or "",
+            cut_rows=self.train.cut,
+        )
 
 
 def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = None) -> Prepared:
     """Read the data, build the model and put the recipe on it, or one that keeps to a budget."""
     from tightfit.assembly import assemble
     from tightfit.rehearsal.performing import Company
+    from tightfit.texts import texts_of
     from tightfit.weights import load_tokenizer
 
     find_task(job.task)
@@ -66,7 +93,7 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
     kept = keeping.choose(company, lengths) if keeping is not None else None
     if kept is not None:
         recipe = kept.recipe
-    bill, unforeseen = _foresee(recipe, company, lengths)
+    foreseen, unforeseen = _foresee(recipe, company, lengths)
     parts = assemble(fitting, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
@@ -81,7 +108,10 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
         validation=validation.longest_first(),
         tokenizer=tokenizer,
         parts=parts,
-        bill=bill,
+        bill=foreseen.bill,
+        course=foreseen.course,
+        smaller=foreseen.smaller,
+        texts=texts_of(train, lengths, parts),
         kept=kept,
         notes=(
             *(kept.notes if kept else ()),
@@ -95,17 +125,43 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
     )
 
 
-def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[Bill | None, tuple[str, ...]]:
+@dataclass(frozen=True)
+class _Foreseen:
+    """What a rehearsal tells."""
+
+    bill: Bill | None = None
+    course: Course | None = None
+    smaller: list[Smaller] = field(default_factory=list)
+
+
+def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[_Foreseen, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
     from tightfit.rehearsal.rehearsal import Rehearsal
 
+    rehearsal = Rehearsal(company, lengths)
     try:
-        return Rehearsal(company, lengths).bill(recipe), ()
+        bill = rehearsal.bill(recipe)
+        return _Foreseen(bill, rehearsal.course(recipe), _smaller(rehearsal, recipe, bill)), ()
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return None, (f"memory could not be foretold: {reason}",)
+        return _Foreseen(), (f"memory could not be foretold: {reason}",)
+
+
+def _smaller(rehearsal: Rehearsal, recipe: Recipe, bill: Bill) -> list[Smaller]:
+    """Half the slice, where what was played tells that too."""
+    from tightfit.beginning import Smaller
+
+    rows = rehearsal.played(recipe)[1].step_rows
+    if rows < 2 or any(s.steps_in_pass or s.name == "slice-layers" for s in recipe.strategies):
+        return []
+    words = [s.word for s in recipe.strategies if s.name != "slice"]
+    half = Recipe.parse([f"slice:size={rows // 2}", *words])
+    if rehearsal.unplayed([half]):
+        return []
+    peak = rehearsal.bill(half).peak
+    return [Smaller(recipe=half.words, peak_bytes=peak, result=half.result.value)] if peak < bill.peak else []
 
 
 def buckets_of(parts: Parts, tokens: Tokens) -> Buckets | None:

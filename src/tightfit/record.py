@@ -83,10 +83,17 @@ class Run(_Value):
     history: list[dict[str, float | None]]
     notes: list[str]
     versions: dict[str, str]
+    attempts: int = 1
+    """How often it was started; what was measured is of the last time."""
 
     def save(self) -> None:
         """Write run.json into the run folder, whole or not at all."""
         write_whole(Path(self.folder) / FILE, self.to_json())
+
+    def _repr_html_(self) -> str:
+        from tightfit.report.notebook import run_as_html
+
+        return run_as_html(self)
 
     def to_json(self) -> str:
         """One JSON object, readable by eye; what is no number is null."""

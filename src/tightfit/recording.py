@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tightfit.meter import Meter
 from tightfit.preparation import Prepared
-from tightfit.record import Data, Measured, Predicted, Run, versions
+from tightfit.record import Measured, Predicted, Run, versions
 
 if TYPE_CHECKING:
     from transformers import TrainerState
@@ -37,6 +37,7 @@ def record_of(
     parameters: int,
     trainable: int,
     learned: list[str],
+    attempts: int,
 ) -> Run:
     """Everything that is to be known of a run that is done."""
     parts = prepared.parts
@@ -47,14 +48,7 @@ def record_of(
         result=prepared.recipe.result.value,
         max_length=parts.max_length,
         device=parts.device.title,
-        data=Data(
-            train_rows=len(prepared.train),
-            validation_rows=len(prepared.validation),
-            labels=prepared.labels.names,
-            text_columns=prepared.columns.text,
-            label_column=prepared.columns.label or "",
-            cut_rows=prepared.train.cut,
-        ),
+        data=prepared.data,
         parameters=parameters,
         trainable_parameters=trainable,
         steps=state.global_step,
@@ -64,6 +58,7 @@ def record_of(
         history=state.log_history,
         notes=[*prepared.notes, *learned],
         versions=versions(),
+        attempts=attempts,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tightfit.beginning import FILE as BEGINNING
 from tightfit.checkpoints import step_of
 from tightfit.data.split import FOLDER, Split, load_split
 from tightfit.errors import BadInput, OutputError
@@ -30,12 +31,14 @@ def refuse_folder(folder: Path, resume: bool) -> None:
 
 def _is_of_no_run(path: Path) -> bool:
     """What a process leaves that is killed before its run has begun."""
-    return is_leftover(path) or (path.name == FOLDER and path.is_dir() and not (path.parent / JOB_FILE).exists())
+    first = (path.name == FOLDER and path.is_dir()) or path.name == BEGINNING
+    return is_leftover(path) or (first and not (path.parent / JOB_FILE).exists())
 
 
 def remove_beginning(folder: Path) -> None:
     """A run that did not come to its first step leaves the folder free for another try."""
-    (folder / JOB_FILE).unlink(missing_ok=True)
+    for name in (JOB_FILE, BEGINNING):
+        (folder / name).unlink(missing_ok=True)
     for name in ("checkpoint-0", FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
     if not any(folder.iterdir()):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightfit.beginning import load_beginning, note_end, write_beginning
 from tightfit.budget import Budget
-from tightfit.checkpoints import newest_whole_checkpoint, what_fails_is_said
-from tightfit.data.order import steps_of
+from tightfit.checkpoints import newest_whole_checkpoint, step_of, what_fails_is_said
 from tightfit.data.split import save_split
 from tightfit.device import Device, find_device
-from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, RecipeError, suggest
+from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, RecipeError, TightfitError, suggest
 from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
 from tightfit.meter import Meter, meter_for
@@ -203,7 +204,7 @@ def _refuse_to_begin(prepared: Prepared, how: _How) -> None:
     if how.resume:
         refuse_other_rows(folder, prepared.split)
     if how.checkpoint is not None:
-        refuse_fewer_steps(how.checkpoint, steps_of(prepared.job, len(prepared.train)))
+        refuse_fewer_steps(how.checkpoint, prepared.steps)
     rows = len(prepared.train) + len(prepared.validation)
     at_once = max(1, SAVED_CHECKPOINTS + 1 - len(list(folder.glob("checkpoint-*"))))
     refuse_full_disk(folder, prepared.parts, at_once, kept_bytes(prepared.parts, rows))
@@ -227,7 +228,7 @@ def _run(how: _How, prepared: Prepared, meter: Meter) -> Run:
         guarded(how.device, how.screen.say, how.budget),
     ):
         trainer = _trainer(how, prepared, meter, [progress, pauses])
-        _begin(prepared, how.folder, how.resume)
+        _begin(prepared, how)
         clock = StepClock()
         trainer.add_callback(clock)
 
@@ -235,8 +236,20 @@ def _run(how: _How, prepared: Prepared, meter: Meter) -> Run:
             progress.on_features(done, total)
             pauses.on_features()
 
-        seconds = _train(how, prepared, trainer, clock, tell)
-        return _finish(how, prepared, trainer, clock, seconds)
+        with _ends_are_noted(how.folder):
+            seconds = _train(how, prepared, trainer, clock, tell)
+            return _finish(how, prepared, trainer, clock, seconds)
+
+
+@contextlib.contextmanager
+def _ends_are_noted(folder: Path) -> Iterator[None]:
+    """Why a run stopped is kept with it."""
+    try:
+        yield
+    except (TightfitError, KeyboardInterrupt) as error:
+        with contextlib.suppress(OSError):  # a full disk may be the very reason
+            note_end(folder, str(error) or "stopped at once")
+        raise
 
 
 def _train(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, tell: Tell) -> float:
@@ -261,19 +274,23 @@ def _finish(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, s
     with trainer.meter.moment("save"), what_fails_is_said(folder / "model.safetensors"):
         save_model(trainer, folder, parts.adapter)
     measured = measured_by(trainer.meter, seconds, clock)
-    run = record_of(folder, prepared, trainer.state, measured, learned=how.learned, **sizes)
+    known = load_beginning(folder)
+    attempts = max(1, len(known.attempts)) if known else 1
+    run = record_of(folder, prepared, trainer.state, measured, learned=how.learned, attempts=attempts, **sizes)
     with what_fails_is_said(folder / FILE):
         write_card(run)
         run.save()
     return run
 
 
-def _begin(prepared: Prepared, folder: Path, resume: bool) -> None:
-    """Write down what is trained on. The job comes last: it makes a folder a run."""
+def _begin(prepared: Prepared, how: _How) -> None:
+    """Write down what is trained on and what is known of it. The job comes last: it makes a folder a run."""
+    folder = how.folder
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    if not resume:
+    if not how.resume:
         save_split(folder, prepared.split)
+    write_beginning(folder, prepared, step_of(how.checkpoint) if how.checkpoint else 0, how.budget)
     write_job_file(folder / JOB_FILE, prepared.job, prepared.recipe.words)
 
 

@@ -11,7 +11,7 @@ from tightfit.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_OWN = ("length", "cut")
+_OWN = ("length", "cut", "lost")
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Tokens:
     lengths: list[int]
     cut: int
     """How many rows were longer than the limit."""
+    lost: int | None = None
+    """Tokens that were cut off; None where the tokenizer does not tell."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -29,7 +31,7 @@ class Tokens:
     def longest_first(self) -> Tokens:
         """Sorted by length: batches hold rows of like length, and what is too large shows at once."""
         order = sorted(range(len(self)), key=lambda i: -self.lengths[i])
-        return Tokens(self.dataset.select(order), [self.lengths[i] for i in order], self.cut)
+        return Tokens(self.dataset.select(order), [self.lengths[i] for i in order], self.cut, self.lost)
 
 
 def encode(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
@@ -41,8 +43,8 @@ def encode(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int, la
         remove_columns=dataset.column_names,
         fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "ids": labels.ids if labels else None},
     )
-    lengths, cut = encoded["length"][:], sum(encoded["cut"][:])
-    return Tokens(encoded.remove_columns(list(_OWN)), lengths, cut)
+    lengths, cut, lost = encoded["length"][:], sum(encoded["cut"][:]), encoded["lost"][:]
+    return Tokens(encoded.remove_columns(list(_OWN)), lengths, cut, sum(lost) if None not in lost else None)
 
 
 def token_lengths(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
@@ -81,6 +83,13 @@ def _encode_batch(
     out = dict(encoded)
     out["length"] = [len(tokens) for tokens in encoded["input_ids"]]
     out["cut"] = [bool(e.overflowing) for e in inner] if inner else [n >= max_length for n in out["length"]]
+    # What is cut off a pair comes back in every combination of the two texts: nobody could add it up.
+    out["lost"] = [_lost(e) for e in inner] if inner and not pairs else [None for _ in out["length"]]
     if ids is not None:
         out["labels"] = [ids[label] for label in rows["label"]]
     return out
+
+
+def _lost(encoding: Any) -> int:
+    """Tokens of a text that did not fit, without the special ones around each piece."""
+    return sum(len(piece.ids) - sum(piece.special_tokens_mask) for piece in encoding.overflowing)

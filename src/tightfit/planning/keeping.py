@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 from tightfit.budget import Budget
 from tightfit.clock import clock_for
@@ -31,6 +32,8 @@ class Kept:
     at_most: int
     """Bytes, with the margin."""
     notes: tuple[str, ...]
+    plan: dict[str, Any] | None = None
+    """The plan it is of, for scripts; None where a recipe was planned before."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,15 @@ class Keeping:
         if option is not None and option.at_most > self.budget.size:
             notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
             option = None
-        option = option or planner.plan(self._limit, self.wishes).chosen
+        plan = planner.plan(self._limit, self.wishes) if option is None else None
+        option = plan.chosen if plan is not None else option
+        assert option is not None
         time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
         about = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
         notes.append(f"{self.budget}: {option.title}, {about}")
-        return Kept(option.recipe, option.seconds_per_step, option.at_most, tuple(notes))
+        return Kept(
+            option.recipe, option.seconds_per_step, option.at_most, tuple(notes), plan.to_json() if plan else None
+        )
 
     @property
     def _limit(self) -> Budget:

@@ -135,7 +135,7 @@ class Planner:
             budget=budget,
             plain=plain,
             chosen=chosen,
-            reasons=tuple(reasons_for(chosen, plain, self._known)),
+            why=tuple(reasons_for(chosen, plain, self._known)),
             alternatives=tuple(_unlike(chosen, others)),
             refused=tuple(refusals(self._refused, chosen.recipe, budget.device, wishes)),
             advice=tuple(length_advice(self, chosen)),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tightfit.budget import Budget
 from tightfit.job import Job
+from tightfit.planning.reasons import Reason
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill
 from tightfit.strategy import Result
@@ -67,8 +68,8 @@ class Plan:
     plain: Option
     """The way without any strategy."""
     chosen: Option
-    reasons: tuple[str, ...]
-    """One line for each strategy of the recipe."""
+    why: tuple[Reason, ...]
+    """For each strategy of the recipe."""
     alternatives: tuple[Option, ...]
     refused: tuple[str, ...]
     """What was not taken, and why."""
@@ -81,6 +82,11 @@ class Plan:
     def fits(self) -> bool:
         """Whether the chosen recipe keeps to the budget, the margin included."""
         return self.chosen.at_most <= self.budget.size
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """One line for each strategy of the recipe."""
+        return tuple(str(reason) for reason in self.why)
 
     @property
     def recipe(self) -> Recipe:
@@ -96,6 +102,7 @@ class Plan:
             **self.chosen.to_json(),
             "plain": self.plain.to_json(),
             "reasons": list(self.reasons),
+            "why": [reason.to_json() for reason in self.why],
             "alternatives": [option.to_json() for option in self.alternatives],
             "refused": list(self.refused),
             "advice": list(self.advice),

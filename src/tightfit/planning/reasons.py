@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tightfit.device import Device
-from tightfit.planning.plans import Option
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.strategies import STRATEGIES
 from tightfit.strategy import Result, Strategy
 from tightfit.units import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from tightfit.planning.plans import Option
+
 _WORTH_SAYING = 0.01  # of the peak
 
 
-def reasons_for(chosen: Option, plain: Option, known: Mapping[Recipe, Option | None]) -> Iterator[str]:
-    """One line a strategy: what it frees, how much of that there is, and what it would be without."""
+@dataclass(frozen=True)
+class Reason:
+    """Why a strategy is in a plan: what it frees, how much of that there is, and what it would be without."""
+
+    strategy: Strategy
+    share: float
+    """Of the plain way's peak."""
+    without: Option | None
+    chosen: Option
+
+    def __str__(self) -> str:
+        share = _share(self.strategy, self.share) if self.share >= _WORTH_SAYING else ""
+        return f"{self.strategy.word}: {share}{self.strategy.summary}{_beside(self.without, self.chosen)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The reason for scripts."""
+        return {
+            "strategy": self.strategy.word,
+            "kinds": [kind.value for kind in self.strategy.frees] if self.share >= _WORTH_SAYING else [],
+            "share": round(self.share, 4),
+            "without": self.without.to_json() if self.without else None,
+        }
+
+
+def reasons_for(chosen: Option, plain: Option, known: Mapping[Recipe, Option | None]) -> Iterator[Reason]:
+    """One for each strategy."""
+    kinds = plain.bill.moments[plain.bill.moment]
     for strategy in chosen.recipe.strategies:
-        without = known.get(chosen.recipe.leaving_out(strategy))
-        yield f"{strategy.word}: {_share(strategy, plain)}{strategy.summary}{_beside(without, chosen)}"
+        share = sum(kinds[kind] for kind in strategy.frees) / plain.peak
+        yield Reason(strategy, share, known.get(chosen.recipe.leaving_out(strategy)), chosen)
 
 
 def refusals(refused: Mapping[str, str], chosen: Recipe, device: Device, wishes: Wishes) -> Iterator[str]:
@@ -32,15 +61,11 @@ def refusals(refused: Mapping[str, str], chosen: Recipe, device: Device, wishes:
         yield f"{', '.join(changing)}: they train something else; --allow different takes them where nothing else fits"
 
 
-def _share(strategy: Strategy, plain: Option) -> str:
+def _share(strategy: Strategy, share: float) -> str:
     """How much of the plain way's peak is of the kinds that it frees."""
-    kinds = plain.bill.moments[plain.bill.moment]
-    size = sum(kinds[kind] for kind in strategy.frees)
-    if size < _WORTH_SAYING * plain.peak:
-        return ""
     names = " and ".join(kind.value for kind in strategy.frees)
     verb = "is" if names == "optimizer state" else "are"
-    return f"{names} {verb} {size / plain.peak:.0%} of the plain peak; it "
+    return f"{names} {verb} {share:.0%} of the plain peak; it "
 
 
 def _beside(without: Option | None, chosen: Option) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tightfit.device import Device
 from tightfit.rehearsal.replay import held_over_time
-from tightfit.rehearsal.sizes import Extent
-from tightfit.rehearsal.timeline import KINDS, Timeline
+from tightfit.rehearsal.sizes import Extent, Numbers
+from tightfit.rehearsal.timeline import KINDS, Span, Timeline
 from tightfit.strategy import Kind
 
 MOMENTS = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
@@ -53,6 +53,11 @@ class Bill:
         """Whether the device has that much, the error band included; None if its size is unknown."""
         return None if self.device.memory is None else self.error_band[1] <= self.device.memory
 
+    def _repr_html_(self) -> str:
+        from tightfit.report.notebook import bill_as_html
+
+        return bill_as_html(self)
+
     def to_json(self) -> dict[str, Any]:
         """The bill for scripts."""
         return {
@@ -77,11 +82,21 @@ def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | No
     total, held = live.sum(axis=1), held_over_time(device, timeline, sizes)
     moments: dict[str, dict[Kind, int]] = {}
     for name in MOMENTS:
-        stretches = [slice(span.start, span.end + 1) for span in spans if span.moment == name]
+        stretches = stretches_of(name, spans)
         if not stretches:
             continue
-        highest = max((part.start + int(total[part].argmax()) for part in stretches), key=lambda tick: total[tick])
+        highest = highest_tick(total, stretches)
         kinds = {kind: int(size) for kind, size in zip(KINDS, live[highest], strict=True)}
         kinds[Kind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
         moments[name] = kinds
     return moments
+
+
+def stretches_of(moment: str, spans: Sequence[Span]) -> list[slice]:
+    """The ticks of a moment."""
+    return [slice(span.start, span.end + 1) for span in spans if span.moment == moment]
+
+
+def highest_tick(total: Numbers, stretches: Sequence[slice]) -> int:
+    """When most is alive."""
+    return max((part.start + int(total[part].argmax()) for part in stretches), key=lambda tick: total[tick])

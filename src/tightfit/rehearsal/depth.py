@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -31,9 +31,10 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Birth:
-    """A block is taken."""
+    """A block is taken. Which module took it plays no part when tapes are compared."""
 
     group: Group
+    block: Block = field(compare=False)
 
 
 @dataclass
@@ -59,16 +60,36 @@ def deepen(shallow: Tape, deeper: Tape, layers: int) -> Tape:
     """The tape with `layers` more layers than `deeper`, which has one more than `shallow`."""
     few, more = _events(shallow), _events(deeper)
     known = _groups(few) & _groups(more)
-    pairs, stretches = _align(_tokens(few, more, known), _tokens(more, few, known))
+    tokens = _tokens(more, few, known)
+    pairs, stretches = _align(_tokens(few, more, known), tokens)
     partner = {j: few[i] for i, j in pairs}
     again = {end: start for start, end in stretches}
+    owner = _true_owners(more, tokens, stretches)
     writer = _Writer(known, layers)
     for index, event in enumerate(more):
-        writer.write(event, partner.get(index))
-        if index + 1 in again:
-            for repeated in more[again[index + 1] : index + 1] * layers:
-                writer.write(repeated)
+        writer.write(event, partner.get(index), owner.get(index))
+        for time in range(layers if index + 1 in again else 0):
+            for repeated in range(again[index + 1], index + 1):
+                last = time == layers - 1
+                writer.write(more[repeated], None, None if last else owner.get(repeated))
     return writer.tape
+
+
+def _true_owners(events: list[Event], tokens: list[object], stretches: list[tuple[int, int]]) -> dict[int, Block]:
+    """Whose the last blocks of a stretch really are, where it is repeated.
+
+    A stretch may begin late in a layer and end with what comes behind all layers, if nobody can tell that from the
+    beginning of a layer by its size (a pooler, from a query). Then its end stands for the blocks before its beginning.
+    """
+    owners: dict[int, Block] = {}
+    for start, end in stretches:
+        back = 1
+        while back <= min(start, end - start) and tokens[start - back] == tokens[end - back]:
+            own, before = events[end - back], events[start - back]
+            if isinstance(own, Birth) and isinstance(before, Birth):
+                owners[end - back] = before.block
+            back += 1
+    return owners
 
 
 class _Writer:
@@ -80,10 +101,11 @@ class _Writer:
         self._layers = layers
         self._alive = defaultdict[Group, list[Block]](list)
 
-    def write(self, event: Event, partner: Event | None = None) -> None:
-        """An event that the shallower tape has too may grow with the depth."""
+    def write(self, event: Event, partner: Event | None = None, owner: Block | None = None) -> None:
+        """An event that the shallower tape has too may grow with the depth. It is named after the owner's block."""
         if isinstance(event, Birth):
-            self._take(event.group, partner.group if isinstance(partner, Birth) else event.group)
+            shallower = partner.group if isinstance(partner, Birth) else event.group
+            self._take(event.group, shallower, owner or event.block)
         elif isinstance(event, Deaths):
             self._give_back(event, partner if isinstance(partner, Deaths) else event)
         elif isinstance(event, Section):
@@ -93,9 +115,10 @@ class _Writer:
         else:
             self.tape.mark(event)
 
-    def _take(self, group: Group, shallower: Group) -> None:
+    def _take(self, group: Group, shallower: Group, named: Block) -> None:
         block = self.tape.take(group.size + self._layers * (group.size - shallower.size))
-        block.kind, block.section = group.kind, group.section
+        block.kind, block.section, block.owner = group.kind, group.section, named.owner
+        block.shape = named.shape if block.size == named.size else None
         self._alive[group].append(block)
 
     def _give_back(self, deaths: Deaths, shallower: Deaths) -> None:
@@ -114,7 +137,7 @@ class _End(NamedTuple):
     """The first or the last moment of a block."""
 
     group: Group
-    born: int
+    block: Block
     died: bool
 
 
@@ -126,8 +149,8 @@ def _events(tape: Tape) -> list[Event]:
         if not isinstance(what, _End):
             events.append(what)
         elif not what.died:
-            alive[what.group].append(what.born)
-            events.append(Birth(what.group))
+            alive[what.group].append(what.block.born)
+            events.append(Birth(what.group, what.block))
         else:
             _deaths_at_the_end_of(events).blocks.append(_leave(alive, what))
     return events
@@ -144,7 +167,7 @@ def _deaths_at_the_end_of(events: list[Event]) -> Deaths:
 
 def _leave(alive: dict[Group, list[int]], end: _End) -> tuple[Group, int]:
     same = alive[end.group]
-    place = same.index(end.born)
+    place = same.index(end.block.born)
     del same[place]
     return end.group, len(same) - place
 
@@ -153,9 +176,9 @@ def _ends(tape: Tape) -> Iterator[tuple[int, Any]]:
     for kind, block in zip(tape.kinds(), tape.blocks, strict=True):
         if block.size >= _CRUMBS:
             group = Group(kind, block.section, block.size)
-            yield block.born, _End(group, block.born, died=False)
+            yield block.born, _End(group, block, died=False)
             if block.died is not None:
-                yield block.died, _End(group, block.born, died=True)
+                yield block.died, _End(group, block, died=True)
 
 
 def _notes(tape: Tape) -> Iterator[tuple[int, Note]]:

@@ -38,7 +38,7 @@ from tightfit.rehearsal.bill import Bill, moments_of
 from tightfit.rehearsal.kernels import scratch_on
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import fixed_sizes
-from tightfit.rehearsal.stage import follow_gradients, shapes_without_data, state_of, take_workspaces
+from tightfit.rehearsal.stage import follow_gradients, mark_state, shapes_without_data, take_workspaces
 from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.rehearsal.tracer import Tracer
@@ -96,7 +96,7 @@ def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.
             _plain_backward(loss, *args, **kwargs)
 
     def stepped(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-        tracer.mark(state_of(optimizer), Kind.OPTIMIZER_STATE)
+        mark_state(optimizer, tracer)
         tracer.tape.begin(BETWEEN)
 
     def called(*_: Any) -> None:

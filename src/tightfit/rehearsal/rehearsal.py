@@ -12,6 +12,7 @@ from tightfit.device import Device
 from tightfit.job import Job
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill, moments_of
+from tightfit.rehearsal.course import Course, course_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.process import overhead_of
@@ -78,6 +79,12 @@ class Rehearsal:
             trainable_parameters=played.performance.trainable_parameters,
             worst=str(shapes),
         )
+
+    def course(self, recipe: Recipe) -> Course | None:
+        """One step of it, with the largest tensors at the peak."""
+        played, parts = self.played(recipe)
+        extents = _extents(self._worst_shapes(parts), played)
+        return course_of(played.timeline, played.performance.tape, extents, self.bill(recipe).moment)
 
     @cached_property
     def _overhead(self) -> int:

@@ -79,10 +79,13 @@ def play(
     """Build the training and go through its moments. Without `shapes_only` it is played on real tensors."""
     tape = Tape()
     tracer = Tracer(tape, scratch_on(device))
-    with shapes_without_data(device) if shapes_only else contextlib.nullcontext(), tracer:
+    shapes = shapes_without_data(device) if shapes_only else contextlib.nullcontext()
+    with shapes, tracer, tracer.naming.listening():
         tape.begin("load")
         parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
-        tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
+        tracer.naming.learn(parts.model)
+        for weight in (*parts.model.parameters(), *parts.model.buffers()):
+            tracer.mark_as_of(weight, [weight], Kind.WEIGHTS)
         extents = choose_extents(parts)
         _set_number_format(parts)
         take_workspaces(device, tape)
@@ -157,7 +160,7 @@ def follow_gradients(parameters: Iterable[torch.nn.Parameter], tracer: Tracer) -
     for parameter in parameters:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(
-                lambda p: tracer.mark([p.grad], Kind.GRADIENTS) if p.grad is not None else None
+                lambda p: tracer.mark_as_of(p, [p.grad], Kind.GRADIENTS) if p.grad is not None else None
             )
 
 
@@ -166,13 +169,14 @@ def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer, *, cli
         if clip:  # leaves nothing behind, so once is enough
             torch.nn.utils.clip_grad_norm_(parts.model.parameters(), clip)
         optimizer.step()
-        tracer.mark(state_of(optimizer), Kind.OPTIMIZER_STATE)
+        mark_state(optimizer, tracer)
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Every tensor that an optimizer keeps."""
-    values = [value for values in optimizer.state.values() for value in values.values()]
-    return [value for value in values if isinstance(value, torch.Tensor)]
+def mark_state(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
+    """Every tensor that an optimizer keeps, and for which parameter."""
+    for parameter, values in optimizer.state.items():
+        kept = [value for value in values.values() if isinstance(value, torch.Tensor)]
+        tracer.mark_as_of(parameter, kept, Kind.OPTIMIZER_STATE)
 
 
 def _evaluate(parts: Parts, extents: Extents, tracer: Tracer) -> None:

@@ -21,6 +21,10 @@ class Block:
     died: int | None = None
     kind: Kind | None = None
     """None until known: kept from forward to backward it is an activation, else temporary."""
+    owner: str | int | None = None
+    """The module or the parameter it belongs to, where that is known; a number until the play is over."""
+    shape: tuple[int, ...] | None = None
+    """Of the tensor that it was made for."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,10 @@ class Timeline:
     end: int
     sections: int
     """How many there are in one pass; the second pass has as many of its own."""
+    block: Numbers
+    """Which block of the tape each is."""
+    step: tuple[int, int] | None = None
+    """From where to where the second pass and its step go: one step as all later ones are."""
 
     @classmethod
     def of(cls, tape: Tape, sizes: Sizes) -> Timeline:
@@ -56,10 +60,13 @@ class Timeline:
             spans=spans,
             end=end,
             sections=len(tape.sections),
+            block=np.arange(len(tape.blocks)),
         )
         if STATE_IS_THERE not in tape.marks:
             return once
-        return once._with_second_pass(*(tape.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE)))
+        begins, ends, state = (tape.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE))
+        twice = once._with_second_pass(begins, ends, state)
+        return replace(twice, step=(state, tape.marks[STEPS_END] + ends - begins))
 
     def live(self, sizes: Numbers) -> Numbers:
         """Live bytes at every tick, a column for each kind."""
@@ -92,6 +99,7 @@ class Timeline:
             born=np.concatenate([born, self.born[chosen] + shift]),
             died=np.concatenate([first_died, second_died[chosen]]),
             kind=np.concatenate([self.kind, self.kind[chosen]]),
+            block=np.concatenate([self.block, chosen]),
             sizes=Sizes(
                 np.concatenate([sizes.coefficient, sizes.coefficient[chosen]]),
                 np.concatenate([sizes.powers, sizes.powers[chosen]]),

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from tightfit.rehearsal.answers import answer
+from tightfit.rehearsal.naming import Naming
 from tightfit.rehearsal.outcomes import Outcomes
 from tightfit.rehearsal.tape import Block, Tape
 from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Work
@@ -36,6 +37,7 @@ class Tracer(TorchDispatchMode):
         super().__init__()
         self.tape = tape
         self.work = Work()
+        self.naming = Naming()
         self._optimizing = self._over = False
         self._scratch = scratch
         self._alive: dict[int, Block] = {}
@@ -54,6 +56,9 @@ class Tracer(TorchDispatchMode):
 
     def __exit__(self, *reason: Any) -> None:
         self._over = True  # what dies from now on, at the collector's whim, is not of the play
+        owners = self.naming.resolve(block.owner for block in self.tape.blocks)
+        for block, owner in zip(self.tape.blocks, owners, strict=True):
+            block.owner = owner
         super().__exit__(*reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,6 +84,13 @@ class Tracer(TorchDispatchMode):
         for tensor in tensors:
             self._follow(tensor).kind = kind
 
+    def mark_as_of(self, weight: torch.Tensor, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+        """Say what some tensors are for, and which parameter they belong to."""
+        owner = self.naming.of(weight)
+        for tensor in tensors:
+            block = self._follow(tensor)
+            block.kind, block.owner = kind, owner
+
     def _section(self, func: Any, args: tuple[Any, ...]) -> int:
         """Where work belongs."""
         if self._optimizing:
@@ -101,7 +113,10 @@ class Tracer(TorchDispatchMode):
         key = storage._cdata
         block = self._alive.get(key)
         if block is None:
-            block = self._alive[key] = self.tape.take(storage.nbytes())
+            size = storage.nbytes()
+            block = self._alive[key] = self.tape.take(size)
+            block.owner = self.naming.here()
+            block.shape = tensor.shape if tensor.nbytes == size else None
             weakref.finalize(storage, self._gone, key)
         return block
 

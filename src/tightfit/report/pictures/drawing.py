@@ -40,6 +40,7 @@ _INK = "#000000"
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 _WIDEST = 1.6  # times the size it was drawn at: larger letters than a page's own look clumsy
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
 _FAMILY = re.compile(r"font-family: [^;]+")
 
 
@@ -96,6 +97,8 @@ def _drawn(figure: Figure, **how: Any) -> ElementTree.Element:
     for element in root.iter():
         if element.get("id") not in named:
             element.attrib.pop("id", None)
+        if "d" in element.attrib:
+            element.set("d", _DECIMALS.sub(r"\1", element.get("d", "")))
         element.text, element.tail = ((words or "").strip() or None for words in (element.text, element.tail))
     root.set("stroke-linejoin", "round")
     return root

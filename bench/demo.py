@@ -1,0 +1,45 @@
+"""The demo's memory by moment and kind, foretold and measured: what the README's picture of a report shows.
+
+Writes records/demo.json. With a folder it takes the demo's run from there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tightfit import load_run
+from tightfit.beginning import load_beginning
+
+RECORD = Path(__file__).resolve().parent.parent / "records" / "demo.json"
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(folder) / "demo"
+        if not run.exists():
+            subprocess.run([sys.executable, "-m", "tightfit", "demo", "--out", str(run)], check=True)
+        write(run)
+
+
+def write(folder: Path) -> None:
+    run, known = load_run(folder), load_beginning(folder)
+    assert known is not None
+    record = {
+        "recipe": run.recipe,
+        "device": run.device,
+        "bill": known.bill,
+        "measured": run.measured.moments,
+        "seconds": run.measured.seconds,
+        "f1": run.metrics["eval_f1"],
+        "versions": run.versions,
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    print(RECORD)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The page as a browser shows it: nothing cut off on a phone, nothing fetched. Needs Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tightfit.report.report import write_report
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")]
+CONTROL = "http://control.invalid/picture.png"
+LOOK = """<body><img src="{control}">
+<iframe id="it" src="{page}" style="border: 0; width: {width}px; height: 900px"></iframe>
+<script>
+onload = () => {{
+  const page = document.getElementById("it").contentDocument.documentElement;
+  document.body.textContent = "SAW " + page.scrollWidth + " " + page.clientWidth;
+}};
+</script>"""
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_nothing_is_cut_off_and_nothing_is_fetched(trained: Path, tmp_path: Path, width: int, language: str) -> None:
+    page = write_report([trained, trained], tmp_path / "several.html", language)
+    opened = page.read_text("utf-8").replace("<details>", "<details open>")
+    page.write_text(opened, "utf-8")
+    looking, log = tmp_path / "look.html", tmp_path / "net.json"
+    looking.write_text(LOOK.format(page=page.as_uri(), width=width, control=CONTROL), "utf-8")
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
+    flags += [f"--log-net-log={log}", f"--user-data-dir={tmp_path / 'profile'}", "--disable-background-networking"]
+    done = subprocess.run([CHROMIUM, *flags, looking.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    seen = re.search(r"SAW (\d+) (\d+)", done.stdout)
+    assert seen, done.stdout[-500:]
+    assert int(seen[1]) <= int(seen[2]) == width
+    assert _fetched(log) == {CONTROL}, (
+        "the one request is that of the page around it, which shows that requests are seen"
+    )
+
+
+def _fetched(log: Path) -> set[str]:
+    """Addresses that a page asked for; the browser's own requests have no page behind them."""
+    events = json.loads(log.read_text("utf-8", errors="replace"))["events"]
+    asked = [event["params"] for event in events if "url" in event.get("params", {})]
+    return {
+        each["url"] for each in asked if each["url"].startswith("http") and each.get("initiator") != "not an origin"
+    }
