@@ -36,7 +36,12 @@ def test_nothing_is_cut_off_and_nothing_is_fetched(trained: Path, tmp_path: Path
     looking, log = tmp_path / "look.html", tmp_path / "net.json"
     looking.write_text(LOOK.format(page=page.as_uri(), width=width, control=CONTROL), "utf-8")
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
-    flags += [f"--log-net-log={log}", f"--user-data-dir={tmp_path / 'profile'}", "--disable-background-networking"]
+    flags += [
+        f"--log-net-log={log}",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--disable-background-networking",
+        "--hide-scrollbars",
+    ]
     done = subprocess.run([CHROMIUM, *flags, looking.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     seen = re.search(r"SAW (\d+) (\d+)", done.stdout)
     assert seen, done.stdout[-500:]
