@@ -55,6 +55,8 @@ def _fetched(log: Path) -> set[str]:
     """Addresses that a page asked for; the browser's own requests have no page behind them."""
     events = json.loads(log.read_text("utf-8", errors="replace"))["events"]
     asked = [event["params"] for event in events if "url" in event.get("params", {})]
-    return {
-        each["url"] for each in asked if each["url"].startswith("http") and each.get("initiator") != "not an origin"
-    }
+    return {each["url"] for each in asked if each["url"].startswith("http") and _of_a_page(each)}
+
+
+def _of_a_page(request: dict[str, str]) -> bool:
+    return request.get("initiator", "not an origin") != "not an origin"
