@@ -36,7 +36,12 @@ def test_nothing_is_cut_off_and_nothing_is_fetched(trained: Path, tmp_path: Path
     looking, log = tmp_path / "look.html", tmp_path / "net.json"
     looking.write_text(LOOK.format(page=page.as_uri(), width=width, control=CONTROL), "utf-8")
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files", "--dump-dom"]
-    flags += [f"--log-net-log={log}", f"--user-data-dir={tmp_path / 'profile'}", "--disable-background-networking"]
+    flags += [
+        f"--log-net-log={log}",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--disable-background-networking",
+        "--hide-scrollbars",
+    ]
     done = subprocess.run([CHROMIUM, *flags, looking.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     seen = re.search(r"SAW (\d+) (\d+)", done.stdout)
     assert seen, done.stdout[-500:]
@@ -50,6 +55,8 @@ def _fetched(log: Path) -> set[str]:
     """Addresses that a page asked for; the browser's own requests have no page behind them."""
     events = json.loads(log.read_text("utf-8", errors="replace"))["events"]
     asked = [event["params"] for event in events if "url" in event.get("params", {})]
-    return {
-        each["url"] for each in asked if each["url"].startswith("http") and each.get("initiator") != "not an origin"
-    }
+    return {each["url"] for each in asked if each["url"].startswith("http") and _of_a_page(each)}
+
+
+def _of_a_page(request: dict[str, str]) -> bool:
+    return request.get("initiator", "not an origin") != "not an origin"
