@@ -15,6 +15,7 @@ from tightfit.planning.planner import Planner
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.accuracy import WANDERS
+from tightfit.strategies import STRATEGIES
 from tightfit.strategy import Result
 
 ANY = Wishes()
@@ -168,3 +169,16 @@ def test_what_failed_is_followed_by_something_clearly_smaller(planner: Planner) 
     again = keeping.below(first)
     assert again.planned is None
     assert again._limit.size < first.at_most * 0.91
+
+
+def test_what_is_not_installed_is_not_taken_and_the_plan_says_how_to_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(STRATEGIES["adamw-8bit"], "needs", "no_such_package")
+    planner = planner_of(tmp_path)
+    plan = planner.plan(budget(smallest(planner)), ANY)
+    seen = {s.name for o in planner._known.values() if o for s in o.recipe.strategies}
+    assert "adamw-8bit" not in seen
+    assert any("pip install no_such_package" in reason for reason in plan.refused)
+    with pytest.raises(RecipeError, match=r"needs the package no_such_package: pip install no_such_package\.$"):
+        planner.plan(budget(1 << 40), Wishes.of(use=["adamw-8bit"]))

@@ -27,7 +27,7 @@ _LONG_ENOUGH = 0.012  # seconds for one figure
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
 _PRODUCTS = ((32, 384, 384), (128, 384, 1536), (128, 1024, 1024), (512, 1024, 1024), (1024, 1024, 4096))
 _WIDTH = 1024
-_OPTIMIZERS = ("adamw", "adamw-16bit", "adafactor")
+_OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "adafactor")
 
 
 @cache
@@ -89,7 +89,7 @@ def measure() -> Rates:
         curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
         curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
         curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
-        return Rates(curves, call, {name: _optimizer(name) for name in _OPTIMIZERS})
+        return Rates(curves, call, {name: _optimizer(name) for name in _optimizers()})
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
@@ -162,6 +162,13 @@ def _seconds_of_a_call() -> float:
     return _time(step) / counting.calls
 
 
+def _optimizers() -> list[str]:
+    """Those whose packages are installed."""
+    from tightfit.strategies import STRATEGIES
+
+    return [name for name in _OPTIMIZERS if STRATEGIES[name].is_there()]
+
+
 def _optimizer(name: str) -> float:
     """Seconds for a parameter, of a matrix that no cache holds."""
     from tightfit.recipe import parse_strategy
@@ -197,6 +204,7 @@ def _machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tightfit": version("tightfit"),
+        "optimizers": _optimizers(),
         "version": _VERSION,
     }
 

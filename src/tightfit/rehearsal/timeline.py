@@ -61,6 +61,11 @@ class Timeline:
             return once
         return once._with_second_pass(*(tape.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE)))
 
+    @property
+    def on_host(self) -> Numbers:
+        """Which blocks are in the memory around a card."""
+        return self.kind == KINDS.index(Kind.HOST)
+
     def live(self, sizes: Numbers) -> Numbers:
         """Live bytes at every tick, a column for each kind."""
         change = np.zeros((self.end + 2, len(KINDS)), dtype=np.int64)

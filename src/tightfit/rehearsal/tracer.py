@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from tightfit import shapes
 from tightfit.rehearsal.answers import answer
 from tightfit.rehearsal.outcomes import Outcomes
 from tightfit.rehearsal.tape import Block, Tape
@@ -77,7 +78,9 @@ class Tracer(TorchDispatchMode):
     def mark(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         """Say what some tensors are for."""
         for tensor in tensors:
-            self._follow(tensor).kind = kind
+            block = self._follow(tensor)
+            if block.kind is not Kind.HOST:
+                block.kind = kind
 
     def _section(self, func: Any, args: tuple[Any, ...]) -> int:
         """Where work belongs."""
@@ -102,6 +105,7 @@ class Tracer(TorchDispatchMode):
         block = self._alive.get(key)
         if block is None:
             block = self._alive[key] = self.tape.take(storage.nbytes())
+            block.kind = Kind.HOST if shapes.now.on_host else None
             weakref.finalize(storage, self._gone, key)
         return block
 
