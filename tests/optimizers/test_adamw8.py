@@ -85,4 +85,5 @@ def test_a_piece_takes_the_room_that_a_rehearsal_says() -> None:
     with LiveBytes() as live:
         update(*args)
     foretold = scratch(torch.ops.bitsandbytes.optimizer_update_8bit_blockwise.default, args)
-    assert live.peak == pytest.approx(sum(foretold), rel=0.02)
+    seen = live.peak - weights.nbytes  # which is looked at, not made
+    assert seen == pytest.approx(sum(foretold), rel=0.02)

@@ -89,3 +89,15 @@ def test_the_machine_around_the_card_must_have_room(rehearsal: Rehearsal) -> Non
     show_bill(small, Console(file=page, width=200))
     assert "too little" in page.getvalue()
     assert "does not fit the machine around the card" in page.getvalue()
+
+
+def test_weights_come_to_the_card_in_their_own_format(rehearsal: Rehearsal) -> None:
+    """They are loaded in 32 bits and made narrow in the memory around it."""
+    wide, narrow = (
+        bill_of(rehearsal, f"{word} checkpoint adafactor step-in-backward") for word in ("", "bf16-weights")
+    )
+    assert wide.host == 0
+    assert most(narrow, Kind.WEIGHTS) == pytest.approx(2 * narrow.parameters, rel=0.01)
+    assert most(wide, Kind.WEIGHTS) == pytest.approx(4 * wide.parameters, rel=0.01)
+    assert narrow.peak < wide.peak - narrow.parameters
+    assert 4 * narrow.parameters <= narrow.host < 8 * narrow.parameters

@@ -41,6 +41,7 @@ RECIPES = [
     "slice:size=2 checkpoint adafactor",
     "slice-layers:size=2",
     "step-in-backward",
+    "bf16-weights",
     "slice-layers:size=2 adafactor step-in-backward",
     "slice-layers:size=2 adamw-8bit step-in-backward",
     "lora",

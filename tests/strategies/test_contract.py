@@ -32,6 +32,7 @@ EXAMPLES = {
     "adamw-16bit": "adamw-16bit",
     "adamw-8bit": "adamw-8bit",
     "adafactor": "adafactor",
+    "bf16-weights": "bf16-weights",
     "offload-optimizer": "offload-optimizer",
     "step-in-backward": "step-in-backward",
     "lora": "lora:r=1",

@@ -36,9 +36,10 @@ def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -
 def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
     """Still smaller, and slower."""
     kernels, size = "attention" if attention else "", max(1, batch // _SMALLEST_SHARE)
-    offloaded = ("", "offload-activations") if device.kind == "cuda" else ("",)
-    for bits, waiting in product(_bits(device), offloaded):
-        recipe = _recipe((kernels, bits, "adafactor", f"slice-layers:size={size}", _IN_BACKWARD, waiting), wishes)
+    bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
+    offloaded = ((), ("offload-activations", "offload-optimizer")) if device.kind == "cuda" else ((),)
+    for form, waiting in product(bits, offloaded):
+        recipe = _recipe((kernels, form, "adafactor", f"slice-layers:size={size}", _IN_BACKWARD, *waiting), wishes)
         if recipe is not None:
             yield recipe
 

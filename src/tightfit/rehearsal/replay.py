@@ -30,7 +30,7 @@ def held_over_time(device: Device, timeline: Timeline, sizes: Numbers) -> Number
 
 
 def held_on_host(timeline: Timeline, sizes: Numbers) -> int:
-    """The most bytes in host memory; pinned blocks are powers of two."""
+    """The most bytes in host memory, as if all were pinned: torch takes pinned blocks in powers of two."""
     blocks = np.where(timeline.on_host & (sizes > 0), sizes, 0)
     rounded = np.where(blocks > 0, 2.0 ** np.ceil(np.log2(np.maximum(blocks, 1))), 0).astype(np.int64)
     return int(timeline.live(rounded).sum(axis=1).max())

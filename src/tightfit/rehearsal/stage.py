@@ -25,6 +25,7 @@ from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END
 from tightfit.rehearsal.tracer import Tracer
 from tightfit.rehearsal.work import Work
+from tightfit.shapes import on_host
 from tightfit.step import run_slices
 from tightfit.strategy import Kind, Parts, Precision
 
@@ -81,7 +82,8 @@ def play(
     tracer = Tracer(tape, scratch_on(device))
     with shapes_without_data(device) if shapes_only else contextlib.nullcontext(), tracer:
         tape.begin("load")
-        parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
+        with on_host() if device.kind == "cuda" else contextlib.nullcontext():  # a card gets the model when it is whole
+            parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
         tracer.mark([*parts.model.parameters(), *parts.model.buffers()], Kind.WEIGHTS)
         extents = choose_extents(parts)
         _set_number_format(parts)

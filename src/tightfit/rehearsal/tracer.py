@@ -79,7 +79,7 @@ class Tracer(TorchDispatchMode):
         """Say what some tensors are for."""
         for tensor in tensors:
             block = self._follow(tensor)
-            if block.kind is not Kind.HOST:
+            if block.kind is not Kind.HOST or kind is Kind.WEIGHTS:  # weights move to the card as a whole
                 block.kind = kind
 
     def _section(self, func: Any, args: tuple[Any, ...]) -> int:

@@ -7,6 +7,7 @@ from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.adamw_8bit import AdamW8Bit
 from tightfit.strategies.adamw_16bit import AdamW16Bit
 from tightfit.strategies.attention import Attention
+from tightfit.strategies.bf16_weights import BF16Weights
 from tightfit.strategies.bucket import Bucket
 from tightfit.strategies.checkpoint import Checkpoint
 from tightfit.strategies.freeze import Freeze
@@ -32,6 +33,7 @@ _ALL: tuple[type[Strategy], ...] = (
     AdamW16Bit,
     AdamW8Bit,
     Adafactor,
+    BF16Weights,
     OffloadOptimizer,
     StepInBackward,
     Lora,
