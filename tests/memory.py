@@ -1,7 +1,8 @@
 """Bytes alive by kind while a training step runs on real tensors: the witness for what strategies claim.
 
 Every storage that an operation makes is followed by weak reference until it dies. Weights, gradients and
-optimizer state are known by where they hang; all the rest is activations and temporaries.
+optimizer state are known by where they hang; all the rest is activations and temporaries. What is made in host memory,
+beside a card, is no part of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from tightfit import shapes
 
 
 class LiveBytes(TorchDispatchMode):
@@ -31,7 +34,9 @@ class LiveBytes(TorchDispatchMode):
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if key in self.alive:
+        if shapes.now.on_host:
+            storage.on_host = True
+        if key in self.alive or is_on_host(storage):
             return
         self.alive[key] = storage.nbytes()
         self.now += storage.nbytes()
@@ -42,6 +47,11 @@ class LiveBytes(TorchDispatchMode):
         self.now -= self.alive.pop(key, 0)
 
 
+def is_on_host(storage: torch.UntypedStorage) -> bool:
+    """Whether it was made in the memory around a card."""
+    return getattr(storage, "on_host", False)
+
+
 def bytes_of(tensors: Any) -> int:
     """What some tensors hold together."""
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(tensor.nbytes for tensor in tensors if not is_on_host(tensor.untyped_storage()))

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from heads import build, make_batch
 
 from tightfit.device import Device
 from tightfit.recipe import Recipe
+from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategy import Parts
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
+CARD = Device("cuda", "a card whose memory is this machine's", bf16=True, fp16=False, compute=86)
 ROWS, LENGTH = 8, 24
 
 
+def skip_unless_installed(name: str) -> None:
+    if not STRATEGIES[name].is_there():
+        pytest.skip(f"{name} needs the package {STRATEGIES[name].needs}")
+
+
 def parts_of(*words: str, model: Any = None) -> Parts:
+    """On a CPU; strategies for cards are told that it is one."""
+    strategies = Recipe.parse(words).strategies
     parts = Parts(
         model=build("Bert") if model is None else model,
-        device=CPU,
+        device=CARD if any(strategy.cards_only for strategy in strategies) else CPU,
         optimizer=AdamW().build,
         batch_size=ROWS,
         max_length=LENGTH,
@@ -28,7 +38,8 @@ def parts_of(*words: str, model: Any = None) -> Parts:
         max_grad_norm=1.0,
         slice_rows=ROWS,
     )
-    for strategy in Recipe.parse(words).strategies:
+    for strategy in strategies:
+        skip_unless_installed(strategy.name)
         parts = strategy.apply(parts)
     return parts
 

@@ -113,13 +113,21 @@ def optimizers() -> list[Any]:
         *(lambda p, kind=kind: torch.optim.AdamW(p, lr=0.1, **{kind: True}) for kind in ("fused", "foreach")),
         lambda p: Adafactor(p, lr=0.1),
         lambda p: AdamW16(p, lr=0.1),
+        _adamw8,
     ]
+
+
+def _adamw8(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    pytest.importorskip("bitsandbytes")
+    from tightfit.optimizers.adamw8 import AdamW8
+
+    return AdamW8(parameters, lr=0.1)
 
 
 @pytest.mark.parametrize("make", optimizers())
 @pytest.mark.parametrize("steps_before", [0, 1])
 def test_the_ledger_sees_every_step(make: Any, steps_before: int) -> None:
-    parameters = [torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(4))]
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((65, 64), (4,))]
     optimizer = make(parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)

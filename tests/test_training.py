@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_reviews
+from parts import skip_unless_installed
 
 from tightfit import Job, evaluate, load_run, predict, train
 from tightfit.errors import LossNotFinite, OutputError
@@ -410,9 +411,13 @@ def test_tensorboard_gets_the_curves(tiny_model: Path, reviews: Path, tmp_path: 
     assert list((tmp_path / "run").rglob("events.out.tfevents.*"))
 
 
-def test_stepping_in_backward_saves_and_resumes(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_stepping_in_backward_saves_and_resumes(
+    tiny_model: Path, reviews: Path, tmp_path: Path, optimizer: str
+) -> None:
     """Optimizer state and schedule live in the same checkpoint as ever."""
-    words = ["slice-layers:size=4", "step-in-backward"]
+    skip_unless_installed(optimizer)
+    words = ["slice-layers:size=4", optimizer, "step-in-backward"]
     settings = {
         "model": str(tiny_model),
         "data": str(reviews),
@@ -429,3 +434,5 @@ def test_stepping_in_backward_saves_and_resumes(tiny_model: Path, reviews: Path,
     again = train(Job(**settings, epochs=3), words, out=tmp_path / "again", device="cpu", quiet=True, resume=True)
     assert again.metrics["eval_loss"] == whole.metrics["eval_loss"]
     assert again.steps == whole.steps
+    one, other = (weights_of(tmp_path / name) for name in ("whole", "again"))
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -48,6 +48,13 @@ class Chance:
         return torch.from_numpy(drawn).bitwise_and_(0xFFFF)
 
 
+def round_by_chance(values: torch.Tensor, chance: Chance) -> torch.Tensor:
+    """A row of values with the digits that bf16 has, up or down as likely as the others say. Overwrites them."""
+    digits = values.view(torch.int32)
+    digits.add_(chance.bits(digits)).bitwise_and_(-(1 << 16))
+    return values
+
+
 def dropout(values: torch.Tensor, dropped: float) -> torch.Tensor:
     """Some values set to zero, the others made larger so that the mean stays."""
     kept: torch.Tensor = _Dropout.apply(values, dropped)

@@ -25,6 +25,8 @@ class Device:
     """Bytes a card's driver takes before any tensor."""
     compute: int = 0
     """A CUDA card's compute capability, as 86 for 8.6."""
+    host_memory: int | None = None
+    """Bytes of the machine around a card; None for a card that is only planned for."""
 
     @property
     def kind(self) -> str:
@@ -83,6 +85,7 @@ def _mps() -> Device:
 
 
 def _cuda(index: int) -> Device:
+    import psutil
     import torch
 
     from tightfit.cards import CUDA_CONTEXT
@@ -104,4 +107,5 @@ def _cuda(index: int) -> Device:
         memory=about.total_memory,
         context=CUDA_CONTEXT,
         compute=10 * about.major + about.minor,
+        host_memory=psutil.virtual_memory().total,
     )

@@ -25,6 +25,8 @@ class StandIn:
     times: float = 1.0
     sort: str | None = None
     """The sort of work it really is; None if it is what it looks like."""
+    on_host: bool = False
+    """Whether what is made is in the memory of the machine around a card."""
 
 
 now = StandIn()
@@ -44,6 +46,16 @@ def stands_for(times: float = 1.0, sort: str | None = None) -> Iterator[None]:
         yield
     finally:
         now.times, now.sort = before
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """What is made inside takes no memory of the card."""
+    before, now.on_host = now.on_host, True
+    try:
+        yield
+    finally:
+        now.on_host = before
 
 
 def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]:

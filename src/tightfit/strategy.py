@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import PydanticUndefined
@@ -45,6 +46,7 @@ class Kind(str, Enum):
     INPUTS = "inputs"
     TEMPORARY = "temporary"
     ALLOCATOR = "allocator"  # taken from the device and held without a use
+    HOST = "host memory"  # beside a card: no part of what the card has to hold
 
 
 class Precision(str, Enum):
@@ -141,6 +143,10 @@ class Strategy(ABC):
     """One sentence for the list of strategies."""
     chooses: ClassVar[str | None] = None
     """A part that only one strategy of a recipe may choose."""
+    cards_only: ClassVar[bool] = False
+    """Whether it moves things to the memory around a card, so that there has to be a card."""
+    needs: ClassVar[str | None] = None
+    """A package that tightfit does without otherwise."""
     shapes_only: ClassVar[bool] = False
     """Whether it changes nothing but how many rows and tokens go through the model at once."""
     passes_only: ClassVar[bool] = False
@@ -153,6 +159,11 @@ class Strategy(ABC):
     @abstractmethod
     def apply(self, parts: Parts) -> Parts:
         """Return the parts with this strategy in them, or raise RecipeError where it cannot work."""
+
+    @classmethod
+    def is_there(cls) -> bool:
+        """Whether the package that it needs is installed; nothing is imported to find out."""
+        return cls.needs is None or find_spec(cls.needs) is not None
 
     @property
     def period(self) -> int | None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from peers import parameters, set_gradients
 
-from tightfit.chance import Chance
-from tightfit.optimizers.adamw16 import AdamW16, _rounded_by_chance
+from tightfit.chance import Chance, round_by_chance
+from tightfit.optimizers.adamw16 import AdamW16
 
 SHAPES = ((64, 33), (129,), (3, 4, 5))
 
@@ -46,7 +46,7 @@ def test_the_second_moment_follows_a_change_that_bf16_cannot_write() -> None:
 
 def test_rounding_by_chance_is_right_in_the_mean() -> None:
     value = 1.0 + 1 / 1024  # an eighth of the way to the next number of bf16
-    rounded = _rounded_by_chance(torch.full((200_000,), value), Chance(3))
+    rounded = round_by_chance(torch.full((200_000,), value), Chance(3))
     assert set(rounded.tolist()) == {1.0, 1.0078125}
     assert abs(float(rounded.mean()) - value) < 1e-4
 

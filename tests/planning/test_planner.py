@@ -6,15 +6,19 @@ import pickle
 from pathlib import Path
 
 import pytest
+from parts import CPU
 
 from plans import budget, planner_of
 from tightfit.cards import CARDS
+from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
+from tightfit.planning.candidates import candidates, last_resorts
 from tightfit.planning.keeping import Keeping
 from tightfit.planning.planner import Planner
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.accuracy import WANDERS
+from tightfit.strategies import STRATEGIES
 from tightfit.strategy import Result
 
 ANY = Wishes()
@@ -168,3 +172,30 @@ def test_what_failed_is_followed_by_something_clearly_smaller(planner: Planner) 
     again = keeping.below(first)
     assert again.planned is None
     assert again._limit.size < first.at_most * 0.91
+
+
+def test_what_is_not_installed_is_not_taken_and_the_plan_says_how_to_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(STRATEGIES["adamw-8bit"], "needs", "no_such_package")
+    planner = planner_of(tmp_path)
+    plan = planner.plan(budget(smallest(planner)), ANY)
+    seen = {s.name for o in planner._known.values() if o for s in o.recipe.strategies}
+    assert "adamw-8bit" not in seen
+    assert any("pip install no_such_package" in reason for reason in plan.refused)
+    with pytest.raises(RecipeError, match=r"needs the package no_such_package: pip install no_such_package\.$"):
+        planner.plan(budget(1 << 40), Wishes.of(use=["adamw-8bit"]))
+
+
+def test_beside_a_card_there_is_a_second_memory() -> None:
+    def recipes(device: Device) -> list[Recipe]:
+        offered = (candidates, last_resorts)
+        return [recipe for offer in offered for recipe in offer(device, 16, ANY, attention=False)]
+
+    def offloading(device: Device) -> set[str]:
+        return {s.name for recipe in recipes(device) for s in recipe.strategies if s.cards_only}
+
+    assert offloading(CPU) == set()
+    assert offloading(CARDS["T4 16GB"]) == {"offload-optimizer", "offload-activations"}
+    exact = [recipe for recipe in recipes(CARDS["T4 16GB"]) if recipe.result is Result.SAME]
+    assert any("offload-optimizer" in recipe.words for recipe in exact)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from heads import CONFIGS, DROPOUT, small_config
-from parts import CPU
+from parts import CPU, skip_unless_installed
 
 from tightfit import Job
 from tightfit.data.labels import Labels
@@ -31,6 +31,7 @@ RECIPES = [
     "slice:size=3",
     "checkpoint",
     "adafactor",
+    "adamw-8bit",
     "freeze",
     "freeze:cache=false",
     "freeze:layers=1",
@@ -40,7 +41,9 @@ RECIPES = [
     "slice:size=2 checkpoint adafactor",
     "slice-layers:size=2",
     "step-in-backward",
+    "bf16-weights",
     "slice-layers:size=2 adafactor step-in-backward",
+    "slice-layers:size=2 adamw-8bit step-in-backward",
     "lora",
     "lora:merge=false,dropout=0.1 checkpoint",
     "lora slice-layers:size=2 adafactor step-in-backward",
@@ -77,7 +80,10 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str) -> None:
+def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "adamw-8bit" in recipe:
+        skip_unless_installed("adamw-8bit")
+        monkeypatch.setattr("tightfit.optimizers.adamw8._SMALL", 256)  # the model is tiny
     foretold, found = played(folder, recipe), played(folder, recipe, shapes_only=False)
     assert set(foretold) == set(found) == (set(MOMENTS) if recipe == "freeze" else USUAL)
     for moment, kinds in found.items():

@@ -47,7 +47,7 @@ _LAYERS = ((2, 64, 768), (32, 128, 384))  # a small and a large one: texts, toke
 _ROUNDS = 8
 _COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
 _WIDTH, _HEAD = 1024, 64
-_OPTIMIZERS = ("adamw", "adamw-16bit", "adafactor")
+_OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "adafactor")
 
 
 @cache
@@ -110,7 +110,7 @@ def measure() -> Rates:
         curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
         curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
         curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
-        pieces = Rates(curves, call, {name: _optimizer(name) for name in _OPTIMIZERS})
+        pieces = Rates(curves, call, {name: _optimizer(name) for name in _optimizers()})
         return set_right(pieces, [_layer(*shape) for shape in _LAYERS])
 
 
@@ -225,6 +225,13 @@ def _seconds_of_a_call() -> float:
     return _time(step) / len(noting.table.sorts)
 
 
+def _optimizers() -> list[str]:
+    """Those whose packages are installed."""
+    from tightfit.strategies import STRATEGIES
+
+    return [name for name in _OPTIMIZERS if STRATEGIES[name].is_there()]
+
+
 def _optimizer(name: str) -> float:
     """Seconds for a parameter, of a matrix that no cache holds."""
     from tightfit.recipe import parse_strategy
@@ -260,6 +267,7 @@ def _machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tightfit": version("tightfit"),
+        "optimizers": _optimizers(),
         "version": _VERSION,
     }
 

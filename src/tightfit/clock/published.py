@@ -9,9 +9,12 @@ from __future__ import annotations
 from tightfit.clock.rates import Curve, Rates
 from tightfit.device import Device
 from tightfit.errors import BadInput
+from tightfit.host import HOST_WORK, TRANSFER
 from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
 
 _REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
+_PCIE = 12e9  # bytes a second between a card and pinned memory, with 16 lanes of the third generation
+_HOST = 10e9  # bytes a second that a host's processor goes through
 _LAUNCH = 8e-6  # seconds: Python, autograd and the driver, for one kernel
 
 # name: 10^12 operations a second in fp32, in fp16 with fp32 sums, 10^9 bytes a second of memory
@@ -52,6 +55,9 @@ def rates_of_card(device: Device) -> Rates:
     for sort, speed in ((PRODUCT, fp32), (HEADS, fp32), (NARROW, fp16)):
         each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)
         curves[sort] = [(1.0, each), (2.0, each)]
+    # A copy counts its bytes three times: where they come from, where they go, and what it returns.
+    for sort, speed in ((TRANSFER, 3 * _PCIE * _REACHED_MEMORY), (HOST_WORK, _HOST)):
+        curves[sort] = [(1.0, 1 / speed), (2.0, 1 / speed)]
     return Rates(curves, _LAUNCH, {}, overlaps=True)
 
 

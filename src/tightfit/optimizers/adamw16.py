@@ -9,11 +9,10 @@ right in the mean. The arithmetic itself is done in 32 bits, a piece at a time i
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
-from tightfit.chance import Chance, draw_seed
+from tightfit.chance import Chance, draw_seed, round_by_chance
 from tightfit.optimizers.one_by_one import OneByOne
 from tightfit.shapes import each
 
@@ -25,12 +24,6 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 class AdamW16(OneByOne):
     """AdamW with moments in bf16."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch would give the moments the type of their parameter."""
-        super().load_state_dict(state_dict)
-        for state in self.state.values():
-            state.update({name: state[name].to(torch.bfloat16) for name in _MOMENTS})
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[parameter]
@@ -50,11 +43,4 @@ class AdamW16(OneByOne):
             spread = torch.sqrt(second, out=room).div_(math.sqrt(correction_sq)).add_(_EPS)
             weights.mul_(1 - lr * weight_decay).addcdiv_(first, spread, value=-lr / correction)
             mean.copy_(first)
-            square.copy_(_rounded_by_chance(second, chance))
-
-
-def _rounded_by_chance(values: torch.Tensor, chance: Chance) -> torch.Tensor:
-    """Values above zero with the digits that bf16 has, up or down as likely as the others say. Overwrites them."""
-    digits = values.view(torch.int32)
-    digits.add_(chance.bits(digits)).bitwise_and_(-(1 << 16))
-    return values
+            square.copy_(round_by_chance(second, chance))

@@ -25,6 +25,23 @@ class OneByOne(torch.optim.Optimizer):
                         self.update(parameter, parameter.grad, group["lr"], group["weight_decay"])
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As it was saved: torch would give every tensor the type of its parameter, and take the room for that."""
+        super().load_state_dict({**state_dict, "state": {}})
+        numbers, parameters = (_members(groups) for groups in (state_dict["param_groups"], self.param_groups))
+        for number, parameter in zip(numbers, parameters, strict=True):
+            if number in state_dict["state"]:
+                values = state_dict["state"][number]
+                self.state[parameter] = {name: _on(parameter.device, value) for name, value in values.items()}
+
     @abstractmethod
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         """Move one parameter."""
+
+
+def _members(groups: list[dict[str, Any]]) -> list[Any]:
+    return [member for group in groups for member in group["params"]]
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -14,7 +14,8 @@ from tightfit.errors import RecipeError
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe, parse_strategy
 
-_OPTIMIZERS = ("", "adamw-16bit", "adafactor")
+_EXACT = ("", "offload-optimizer")
+_OPTIMIZERS = ("adamw-16bit", "adamw-8bit", "adafactor")
 _IN_BACKWARD = "step-in-backward"
 _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
 
@@ -22,8 +23,8 @@ _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the bat
 def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
     """Recipes that leave the result equal or close to what it would be."""
     kernels = "attention" if attention else ""
-    for bits, optimizer, order in product(_bits(device), _OPTIMIZERS, ("", "bucket")):
-        if order and not (optimizer or bits):
+    for bits, optimizer, order in product(_bits(device), _optimizers(device), ("", "bucket")):
+        if order and optimizer in _EXACT and not bits:
             continue  # would be the only strategy that changes the result
         in_backward = _in_backward(device, batch) if not order and (optimizer or device.kind != "cpu") else ()
         for words in (*_after_backward(batch), *in_backward):
@@ -35,8 +36,10 @@ def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -
 def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
     """Still smaller, and slower."""
     kernels, size = "attention" if attention else "", max(1, batch // _SMALLEST_SHARE)
-    for bits in _bits(device):
-        recipe = _recipe((kernels, bits, "adafactor", f"slice-layers:size={size}", _IN_BACKWARD), wishes)
+    bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
+    offloaded = ((), ("offload-activations", "offload-optimizer")) if device.kind == "cuda" else ((),)
+    for form, waiting in product(bits, offloaded):
+        recipe = _recipe((kernels, form, "adafactor", f"slice-layers:size={size}", _IN_BACKWARD, *waiting), wishes)
         if recipe is not None:
             yield recipe
 
@@ -66,6 +69,11 @@ def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
     yield f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}", _IN_BACKWARD
 
 
+def _optimizers(device: Device) -> tuple[str, ...]:
+    """Beside a card there is a second memory to remember in."""
+    return (*_EXACT, *_OPTIMIZERS) if device.kind == "cuda" else ("", *_OPTIMIZERS)
+
+
 def _bits(device: Device) -> tuple[str, ...]:
     """Sixteen only on cards: a processor without instructions for it takes longer."""
     return ("",) if device.kind == "cpu" else ("", "mixed-precision")
@@ -83,7 +91,7 @@ def _halves(batch: int) -> list[int]:
 def _recipe(words: tuple[str, ...], wishes: Wishes) -> Recipe | None:
     """With the pinned strategies in it; None where it clashes with them or is not wanted."""
     chosen = [parse_strategy(word) for word in words if word]
-    if any(strategy.name in wishes.avoided for strategy in chosen):
+    if any(strategy.name in wishes.avoided or not strategy.is_there() for strategy in chosen):
         return None
     kept = [strategy.word for strategy in chosen if wishes.welcomes(strategy)]
     try:

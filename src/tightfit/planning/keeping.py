@@ -60,7 +60,7 @@ class Keeping:
     def _choose(self, planner: Planner) -> Kept:
         notes = [note for note in (self.budget.note, planner.clock.rates.note) if note]
         option = planner.option(self.planned) if self.planned is not None else None
-        if option is not None and option.at_most > self.budget.size:
+        if option is not None and not option.keeps_to(self.budget):
             notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
             option = None
         plan = planner.plan(self._limit, self.wishes) if option is None else None

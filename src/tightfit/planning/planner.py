@@ -48,7 +48,7 @@ class Planner:
     def plan(self, budget: Budget, wishes: Wishes) -> Plan:
         """The fastest of the gentlest recipes that fit; DoesNotFit, with the closest plan, where none does."""
         options = self._allowed(budget, wishes)
-        fitting = sorted((o for o in options if o.at_most <= budget.size), key=_preference)
+        fitting = sorted((o for o in options if o.keeps_to(budget)), key=_preference)
         if fitting:
             return self._plan(budget, fitting[0], fitting[1:], wishes)
         closest = min(options, key=lambda option: option.at_most)
@@ -72,9 +72,9 @@ class Planner:
         attention = self._attention_works(wishes)
         options = self._look_at(candidates(device, batch, wishes, attention=attention))
         options = [o for o in options if _ORDER.index(o.result) <= _ORDER.index(wishes.allow)] or options
-        if not any(option.at_most <= budget.size for option in options):
+        if not any(option.keeps_to(budget) for option in options):
             options += self._look_at(last_resorts(device, batch, wishes, attention=attention))
-        if wishes.allow is Result.DIFFERENT and not any(option.at_most <= budget.size for option in options):
+        if wishes.allow is Result.DIFFERENT and not any(option.keeps_to(budget) for option in options):
             options += self._look_at(self._different(wishes))
         return self._checked(options)
 

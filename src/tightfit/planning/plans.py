@@ -32,6 +32,10 @@ class Option:
         """The peak with the margin that measured runs ask for."""
         return self.bill.error_band[1]
 
+    def keeps_to(self, budget: Budget) -> bool:
+        """Whether it fits, the margin included, and so does what waits beside a card."""
+        return self.at_most <= budget.size and self.bill.fits_host
+
     @property
     def seconds_per_epoch(self) -> float:
         """Of training; evaluation and saving come on top."""
@@ -52,6 +56,7 @@ class Option:
         return {
             "recipe": self.recipe.words,
             "peak_bytes": self.peak,
+            "host_bytes": self.bill.host,
             "moment": self.bill.moment,
             "seconds_per_epoch": round(self.seconds_per_epoch, 3),
             "seconds_per_step": round(self.seconds_per_step, 4),
@@ -81,7 +86,7 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether the chosen recipe keeps to the budget, the margin included."""
-        return self.chosen.at_most <= self.budget.size
+        return self.chosen.keeps_to(self.budget)
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -56,6 +56,9 @@ def refusals(refused: Mapping[str, str], chosen: Recipe, device: Device, wishes:
     yield from dict.fromkeys(refused.values())
     if device.kind == "cpu" and "mixed-precision" not in (s.name for s in chosen.strategies):
         yield "mixed-precision: a processor computes no faster in 16 bits; pin it with --use to try"
+    for kind in STRATEGIES.values():
+        if not kind.is_there():
+            yield f"{kind.name}: not looked at without the package {kind.needs}; pip install {kind.needs} for it"
     changing = [name for name, kind in STRATEGIES.items() if kind.result is Result.DIFFERENT]
     if wishes.allow is not Result.DIFFERENT:
         yield f"{', '.join(changing)}: they train something else; --allow different takes them where nothing else fits"

@@ -24,7 +24,7 @@ def ways_out(planner: Planner, budget: Budget, closest: Option, changed: list[Op
     yield f"--budget {needed // _MIB}MB: the smallest that this model can be trained in here ({closest.title})"
     if wishes.avoided or wishes.pinned:
         yield "drop --use and --avoid: what they rule out may be what fits"
-    fitting = [option for option in changed if option.at_most <= budget.size]
+    fitting = [option for option in changed if option.keeps_to(budget)]
     if wishes.allow is not Result.DIFFERENT and fitting:
         best = min(fitting, key=lambda option: option.seconds_per_step)
         yield f"--allow different: {best.recipe.strategies[-1].word} would fit, with {format_bytes(best.peak)}"

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tightfit.device import Device
-from tightfit.rehearsal.replay import held_over_time
+from tightfit.rehearsal.replay import held_on_host, held_over_time
 from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.rehearsal.timeline import KINDS, Span, Timeline
 from tightfit.strategy import Kind
@@ -28,6 +30,8 @@ class Bill:
     trainable_parameters: int
     worst: str
     """Which rows make it so large."""
+    host: int = 0
+    """Bytes that wait in the memory around a card."""
 
     @property
     def peak(self) -> int:
@@ -51,7 +55,14 @@ class Bill:
     @property
     def fits(self) -> bool | None:
         """Whether the device has that much, the error band included; None if its size is unknown."""
-        return None if self.device.memory is None else self.error_band[1] <= self.device.memory
+        if self.device.memory is None:
+            return None
+        return self.error_band[1] <= self.device.memory and self.fits_host
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether the machine around a card has what waits there; for a card that is elsewhere that is not known."""
+        return self.device.host_memory is None or self.host <= self.device.host_memory
 
     def _repr_html_(self) -> str:
         from tightfit.report.notebook import bill_as_html
@@ -68,6 +79,7 @@ class Bill:
             "device_bytes": self.device.memory,
             "fits": self.fits,
             "overhead_bytes": self.overhead,
+            "host_bytes": self.host,
             "error_band": list(self.error_band),
             "trainable_parameters": self.trainable_parameters,
             "parameters": self.parameters,
@@ -78,7 +90,7 @@ class Bill:
 def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | None]) -> dict[str, dict[Kind, int]]:
     """Every moment's highest instant by kind; what the allocator holds beyond that is a kind of its own."""
     sizes, spans = timeline.read(extents)
-    live = timeline.live(sizes)
+    live = timeline.live(np.where(timeline.on_host, 0, sizes))
     total, held = live.sum(axis=1), held_over_time(device, timeline, sizes)
     moments: dict[str, dict[Kind, int]] = {}
     for name in MOMENTS:
@@ -87,6 +99,7 @@ def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | No
             continue
         highest = highest_tick(total, stretches)
         kinds = {kind: int(size) for kind, size in zip(KINDS, live[highest], strict=True)}
+        del kinds[Kind.HOST]
         kinds[Kind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
         moments[name] = kinds
     return moments
@@ -100,3 +113,9 @@ def stretches_of(moment: str, spans: Sequence[Span]) -> list[slice]:
 def highest_tick(total: Numbers, stretches: Sequence[slice]) -> int:
     """When most is alive."""
     return max((part.start + int(total[part].argmax()) for part in stretches), key=lambda tick: total[tick])
+
+
+def host_peak(timeline: Timeline, extents: Sequence[Extent | None]) -> int:
+    """The most bytes that wait in the memory around a card."""
+    sizes, _ = timeline.read(extents)
+    return held_on_host(timeline, sizes)

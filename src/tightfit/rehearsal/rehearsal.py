@@ -11,7 +11,7 @@ from tightfit.data.tokens import token_lengths
 from tightfit.device import Device
 from tightfit.job import Job
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import Bill, moments_of
+from tightfit.rehearsal.bill import Bill, host_peak, moments_of
 from tightfit.rehearsal.course import Course, course_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.performing import Company
@@ -70,9 +70,10 @@ class Rehearsal:
         """What a recipe takes with this job's data."""
         played, parts = self.played(recipe)
         shapes = self._worst_shapes(parts)
-        moments = moments_of(played.timeline, self.company.device, _extents(shapes, played))
+        extents = _extents(shapes, played)
         return Bill(
-            moments=moments,
+            moments=moments_of(played.timeline, self.company.device, extents),
+            host=host_peak(played.timeline, extents),
             overhead=self._overhead,
             device=self.company.device,
             parameters=played.performance.parameters,

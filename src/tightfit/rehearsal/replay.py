@@ -29,6 +29,13 @@ def held_over_time(device: Device, timeline: Timeline, sizes: Numbers) -> Number
     return _in_pages(timeline, sizes)
 
 
+def held_on_host(timeline: Timeline, sizes: Numbers) -> int:
+    """The most bytes in host memory, as if all were pinned: torch takes pinned blocks in powers of two."""
+    blocks = np.where(timeline.on_host & (sizes > 0), sizes, 0)
+    rounded = np.where(blocks > 0, 2.0 ** np.ceil(np.log2(np.maximum(blocks, 1))), 0).astype(np.int64)
+    return int(timeline.live(rounded).sum(axis=1).max())
+
+
 def expandable_segments() -> bool:
     """Whether the user's environment asks torch for segments that grow."""
     settings = os.environ.get("PYTORCH_ALLOC_CONF", "") + os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
@@ -42,7 +49,7 @@ def _in_pages(timeline: Timeline, sizes: Numbers) -> Numbers:
 
 
 def _cached(timeline: Timeline, sizes: Numbers, allocator: CachingAllocator) -> Numbers:
-    there = np.flatnonzero(sizes > 0)
+    there = np.flatnonzero((sizes > 0) & ~timeline.on_host)
     deaths = [(tick, 0, i) for i, tick in zip(there.tolist(), timeline.died[there].tolist(), strict=True)]
     births = [(tick, 1, i) for i, tick in zip(there.tolist(), timeline.born[there].tolist(), strict=True)]
     change = np.zeros(timeline.end + 2, dtype=np.int64)

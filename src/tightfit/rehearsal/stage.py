@@ -25,6 +25,7 @@ from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END
 from tightfit.rehearsal.tracer import Tracer
 from tightfit.rehearsal.work import Work
+from tightfit.shapes import on_host
 from tightfit.step import run_slices
 from tightfit.strategy import Kind, Parts, Precision
 
@@ -82,7 +83,8 @@ def play(
     shapes = shapes_without_data(device) if shapes_only else contextlib.nullcontext()
     with shapes, tracer, tracer.naming.listening():
         tape.begin("load")
-        parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
+        with on_host() if device.kind == "cuda" else contextlib.nullcontext():  # a card gets the model when it is whole
+            parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
         tracer.naming.learn(parts.model)
         for weight in (*parts.model.parameters(), *parts.model.buffers()):
             tracer.mark_as_of(weight, [weight], Kind.WEIGHTS)

@@ -68,6 +68,11 @@ class Timeline:
         twice = once._with_second_pass(begins, ends, state)
         return replace(twice, step=(state, tape.marks[STEPS_END] + ends - begins))
 
+    @property
+    def on_host(self) -> Numbers:
+        """Which blocks are in the memory around a card."""
+        return self.kind == KINDS.index(Kind.HOST)
+
     def live(self, sizes: Numbers) -> Numbers:
         """Live bytes at every tick, a column for each kind."""
         change = np.zeros((self.end + 2, len(KINDS)), dtype=np.int64)

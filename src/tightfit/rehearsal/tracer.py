@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from tightfit import shapes
 from tightfit.rehearsal.answers import answer
 from tightfit.rehearsal.naming import Naming
 from tightfit.rehearsal.outcomes import Outcomes
@@ -82,14 +83,19 @@ class Tracer(TorchDispatchMode):
     def mark(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         """Say what some tensors are for."""
         for tensor in tensors:
-            self._follow(tensor).kind = kind
+            self._mark(self._follow(tensor), kind)
 
     def mark_as_of(self, weight: torch.Tensor, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         """Say what some tensors are for, and which parameter they belong to."""
         owner = self.naming.of(weight)
         for tensor in tensors:
             block = self._follow(tensor)
-            block.kind, block.owner = kind, owner
+            self._mark(block, kind)
+            block.owner = owner
+
+    def _mark(self, block: Block, kind: Kind) -> None:
+        if block.kind is not Kind.HOST or kind is Kind.WEIGHTS:  # weights move to the card as a whole
+            block.kind = kind
 
     def _section(self, func: Any, args: tuple[Any, ...]) -> int:
         """Where work belongs."""
@@ -117,6 +123,7 @@ class Tracer(TorchDispatchMode):
             block = self._alive[key] = self.tape.take(size)
             block.owner = self.naming.here()
             block.shape = tensor.shape if tensor.nbytes == size else None
+            block.kind = Kind.HOST if shapes.now.on_host else None
             weakref.finalize(storage, self._gone, key)
         return block
 

@@ -56,7 +56,7 @@ def plain_way(plan: Plan) -> str:
     shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > bill.peak / 50]
     overhead = "the process itself" if bill.device.kind == "cpu" else "the card's own"
     where = ", ".join([*shares, f"{overhead} {format_bytes(bill.overhead)}"])
-    fits = "fits" if plan.plain.at_most <= plan.budget.size else "does not fit"
+    fits = "fits" if plan.plain.keeps_to(plan.budget) else "does not fit"
     return f"{_cost(plan.plain)} ({where}): {fits}"
 
 
@@ -104,7 +104,8 @@ def _cost(option: Option) -> str:
     held = option.bill.moments[option.bill.moment][Kind.ALLOCATOR]
     aside = f", {format_bytes(held)} of it held by the allocator" if held > option.peak / 50 else ""
     time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
-    return f"peak {format_bytes(option.peak)} in {option.bill.moment}{aside}, {time}"
+    host = f", {format_bytes(option.bill.host)} in the machine's own memory" if option.bill.host else ""
+    return f"peak {format_bytes(option.peak)} in {option.bill.moment}{aside}{host}, {time}"
 
 
 def _effect(option: Option) -> str:

@@ -56,11 +56,19 @@ def show_bill(bill: Bill, console: Console) -> None:
     console.print(_by_moment_and_kind(bill))
     overhead = "the process itself" if bill.device.kind == "cpu" else "the card's own"
     console.print(f"{format_bytes(bill.overhead)} of each is {overhead}; {bill.worst}.", markup=False)
+    if bill.host:
+        console.print(_beside_the_card(bill), markup=False)
     console.print(_verdict(bill), markup=False)
 
 
+def _beside_the_card(bill: Bill) -> str:
+    there = bill.device.host_memory
+    has = "" if there is None else f", which has {format_bytes(there)}: {'it fits' if bill.fits_host else 'too little'}"
+    return f"{format_bytes(bill.host)} beside it wait in the memory of the machine around the card{has}."
+
+
 def _by_moment_and_kind(bill: Bill) -> Table:
-    kinds = [kind for kind in Kind if max(sizes[kind] for sizes in bill.moments.values()) > bill.peak / 200]
+    kinds = [kind for kind in Kind if max(sizes.get(kind, 0) for sizes in bill.moments.values()) > bill.peak / 200]
     unit, name = (1 << 30, "GiB") if bill.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
     table.add_column(name, no_wrap=True)
@@ -98,6 +106,8 @@ def _verdict(bill: Bill) -> str:
     there = f"{bill.device.title} has {format_bytes(bill.device.memory)}"
     if bill.fits:
         return f"{band} It fits: {there}."
+    if not bill.fits_host:
+        return f"{band} It does not fit the machine around the card."
     if bill.peak <= bill.device.memory:
         return f"{band} It may not fit: {there}."
     return f"{band} It does not fit: {there}, {format_bytes(bill.peak - bill.device.memory)} too little."

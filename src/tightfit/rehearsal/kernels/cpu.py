@@ -11,6 +11,8 @@ from unittest import mock
 import torch
 
 MATRIX_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+# bitsandbytes makes so many fp32 tensors of a parameter's size: the moments, the gradient, the spread and its root.
+_ROOMS = {"bitsandbytes::optimizer_update_8bit_blockwise": 5, "bitsandbytes::optimizer_update_32bit": 3}
 _plain_attention = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -22,7 +24,9 @@ def kernels() -> Iterator[None]:
 
 
 def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
-    """A CPU without instructions for bf16 multiplies into fp32 and rounds afterwards."""
+    """A CPU without instructions for bf16 multiplies into fp32 and rounds afterwards; 8 bits are written out in 32."""
+    if func.namespace == "bitsandbytes":
+        return [4 * args[1].numel()] * _ROOMS.get(func.name(), 0)
     if func not in MATRIX_PRODUCTS or args[-1].dtype != torch.bfloat16 or _multiplies_bf16():
         return []
     left, right = args[-2:]

@@ -1,0 +1,42 @@
+"""Keep what the optimizer remembers in the memory of the machine, and let its processor take the step.
+
+AdamW remembers twice the weights, and needs it once a step, one parameter after the other. Here weight and gradient of
+a parameter go to host memory, the recipe's own optimizer steps them there, and the weight comes back: nothing is
+remembered on the card. With step-in-backward gradients never exist together either. The price is 12 bytes a parameter
+on the way, and a processor's step in place of a card's. It is for cards. Rehearsed, not yet run on one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic.dataclasses import dataclass
+
+from tightfit.host import refuse_without_card
+from tightfit.strategy import Kind, Parts, Result, Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class OffloadOptimizer(Strategy):
+    """The recipe's optimizer, in host memory."""
+
+    name: ClassVar[str] = "offload-optimizer"
+    frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
+    result: ClassVar[Result] = Result.SAME
+    summary: ClassVar[str] = "the optimizer remembers and steps in the machine's own memory, not on the card"
+    cards_only: ClassVar[bool] = True
+
+    def apply(self, parts: Parts) -> Parts:
+        refuse_without_card(self.name, parts.device)
+        build = parts.optimizer
+
+        def build_on_host(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+            from tightfit.optimizers.on_host import OnHost
+
+            return OnHost(groups, learning_rate, build)
+
+        return replace(parts, optimizer=build_on_host)

@@ -1,0 +1,89 @@
+"""AdamW with 8-bit moments against bitsandbytes' own and torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from memory import LiveBytes
+from peers import parameters, set_gradients
+
+pytest.importorskip("bitsandbytes")
+import bitsandbytes
+
+import tightfit.optimizers.adamw8 as ours
+from tightfit.optimizers.adamw8 import AdamW8
+from tightfit.rehearsal.kernels.cpu import scratch
+
+SHAPES = ((96, 133), (129,), (3, 40, 50))
+
+
+def draw(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape) * 0.1
+
+
+@pytest.mark.parametrize("piece", [256, 1024, 1 << 20])
+def test_parameters_move_as_with_bitsandbytes(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, whatever the piece: no block of numbers with one scale is torn."""
+    monkeypatch.setitem(ours._PIECE, "cpu", piece)
+    mine, their = parameters(SHAPES), parameters(SHAPES)
+    groups: Any = [{"params": mine, "weight_decay": 0.1}]
+    optimizer, peer = AdamW8(groups, lr=1e-3), bitsandbytes.optim.AdamW8bit(their, lr=1e-3, weight_decay=0.1)
+    for step in range(5):
+        set_gradients(step, mine, their, draw=draw)
+        optimizer.step()
+        peer.step()
+    assert all(torch.equal(one, other) for one, other in zip(mine, their, strict=True))
+
+
+def test_parameters_move_nearly_as_with_torch() -> None:
+    mine, their, before = parameters(SHAPES), parameters(SHAPES), parameters(SHAPES)
+    optimizer, peer = AdamW8(mine, lr=1e-3), torch.optim.AdamW(their, lr=1e-3, weight_decay=0.0)
+    for step in range(60):
+        set_gradients(step, mine, their, draw=draw)
+        optimizer.step()
+        peer.step()
+    for start, one, other in zip(before, mine, their, strict=True):
+        assert (one - other).norm() <= 0.05 * (other - start).norm()
+
+
+def test_it_keeps_two_bytes_a_number_and_its_state_goes_on() -> None:
+    whole, torn = parameters(SHAPES), parameters(SHAPES)
+    first, second = AdamW8(whole, lr=0.01), AdamW8(torn, lr=0.01)
+    for step in range(4):
+        set_gradients(step, whole, torn, draw=draw)
+        first.step()
+        second.step()
+        state, second = second.state_dict(), AdamW8(torn, lr=0.01)
+        second.load_state_dict(state)
+        assert second.state[torn[0]]["state1"].dtype is torch.uint8
+    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))
+    kept = [value for value in first.state[whole[0]].values() if torch.is_tensor(value)]
+    assert sum(value.nbytes for value in kept) == pytest.approx(2 * whole[0].numel(), rel=0.05)
+
+
+def test_gradients_are_left_as_they_are() -> None:
+    mine = parameters(SHAPES)
+    set_gradients(1, mine, draw=draw)
+    before = [parameter.grad.clone() for parameter in mine]
+    AdamW8(mine, lr=0.01).step()
+    assert all(torch.equal(parameter.grad, old) for parameter, old in zip(mine, before, strict=True))
+
+
+def test_a_piece_takes_the_room_that_a_rehearsal_says() -> None:
+    """bitsandbytes' own function, of which a rehearsal sees only that it is called."""
+    from bitsandbytes.backends.cpu.ops import _optimizer_update_8bit_blockwise_cpu as update
+
+    numbers = 1 << 14
+    weights, slopes = torch.randn(numbers), torch.randn(numbers)
+    moments = [torch.zeros(numbers, dtype=torch.uint8) for _ in range(2)]
+    scales = [torch.zeros(numbers // 256) for _ in range(2)]
+    values = [bitsandbytes.functional.create_dynamic_map(signed=signed) for signed in (True, False)]
+    betas, rest = (0.9, 0.999, 0.0, 0.0, 1e-8, 1, 1e-3), (0.01, 1.0)
+    args = ("adam", slopes, weights, *moments, *betas, *values, *scales, *rest)
+    with LiveBytes() as live:
+        update(*args)
+    foretold = scratch(torch.ops.bitsandbytes.optimizer_update_8bit_blockwise.default, args)
+    seen = live.peak - weights.nbytes  # which is looked at, not made
+    assert seen == pytest.approx(sum(foretold), rel=0.02)

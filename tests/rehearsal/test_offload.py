@@ -1,0 +1,103 @@
+"""What is moved to host memory leaves the card's bill and stands on a line of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import BertConfig, BertForSequenceClassification
+
+from tightfit import Job
+from tightfit.cards import CARDS
+from tightfit.data.labels import Labels
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.bill import Bill
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.performing import Company
+from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.report.text import show_bill
+from tightfit.strategy import Kind
+
+CARD = CARDS["RTX 3050 4GB"]
+TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
+ROWS, LENGTH, WIDTH, LAYERS = 32, 128, 1024, 6
+STATES = 4 * ROWS * LENGTH * WIDTH  # bytes of a batch between two layers
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory: pytest.TempPathFactory) -> Rehearsal:
+    """BERT-Large's width, fewer layers."""
+    folder: Path = tmp_path_factory.mktemp("large")
+    shape = {"hidden_size": WIDTH, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": LAYERS}
+    names = [BertForSequenceClassification.__name__]
+    BertConfig(vocab_size=21128, architectures=names, **shape).save_pretrained(folder)
+    job = Job(model=str(folder), data="none", batch_size=ROWS, max_length=LENGTH)
+    return Rehearsal(Company(job, CARD, Labels(("a", "b")), TOKENIZER), Lengths.uniform(ROWS, LENGTH))
+
+
+def bill_of(rehearsal: Rehearsal, recipe: str) -> Bill:
+    return rehearsal.bill(Recipe.parse(recipe.split()))
+
+
+def most(bill: Bill, kind: Kind) -> int:
+    return max(kinds[kind] for kinds in bill.moments.values())
+
+
+def in_use(bill: Bill, moment: str) -> int:
+    return sum(size for kind, size in bill.moments[moment].items() if kind is not Kind.ALLOCATOR)
+
+
+@pytest.mark.parametrize("other", ["", "checkpoint", "slice-layers:size=8"])
+def test_activations_leave_the_card(rehearsal: Rehearsal, other: str) -> None:
+    kept, waiting = (bill_of(rehearsal, f"{other}{more}") for more in ("", " offload-activations"))
+    assert kept.host == 0
+    assert most(waiting, Kind.ACTIVATIONS) < 0.35 * most(kept, Kind.ACTIVATIONS)
+    assert in_use(waiting, "backward") < in_use(kept, "backward")
+    assert waiting.peak <= kept.peak
+    assert Kind.HOST not in waiting.moments["backward"]
+    gone = most(kept, Kind.ACTIVATIONS) - most(waiting, Kind.ACTIVATIONS)
+    assert 0.9 * gone < waiting.host < 2.1 * gone  # pinned memory comes in powers of two
+    assert waiting.to_json()["host_bytes"] == waiting.host
+
+
+def test_a_checkpointed_stack_leaves_one_batch_of_states_a_layer(rehearsal: Rehearsal) -> None:
+    assert LAYERS * STATES <= bill_of(rehearsal, "checkpoint offload-activations").host <= (LAYERS + 4) * STATES
+
+
+@pytest.mark.parametrize("more", ["", " step-in-backward", " adamw-16bit"])
+def test_optimizer_state_leaves_the_card(rehearsal: Rehearsal, more: str) -> None:
+    kept, moved = (bill_of(rehearsal, f"checkpoint{word}{more}") for word in ("", " offload-optimizer"))
+    state = most(kept, Kind.OPTIMIZER_STATE)
+    assert state > 3.9 * kept.parameters
+    assert most(moved, Kind.OPTIMIZER_STATE) == 0
+    assert moved.peak < kept.peak - 0.5 * state
+    assert state < moved.host < 2.2 * state
+
+
+def test_the_machine_around_the_card_must_have_room(rehearsal: Rehearsal) -> None:
+    bill = bill_of(rehearsal, "checkpoint offload-optimizer step-in-backward")
+    assert bill.fits  # a card elsewhere: what is around it is not known
+    small = replace(bill, device=replace(CARD, host_memory=bill.host - 1))
+    assert small.fits is False
+    assert replace(bill, device=replace(CARD, host_memory=bill.host)).fits
+    page = StringIO()
+    show_bill(small, Console(file=page, width=200))
+    assert "too little" in page.getvalue()
+    assert "does not fit the machine around the card" in page.getvalue()
+
+
+def test_weights_come_to_the_card_in_their_own_format(rehearsal: Rehearsal) -> None:
+    """They are loaded in 32 bits and made narrow in the memory around it."""
+    wide, narrow = (
+        bill_of(rehearsal, f"{word} checkpoint adafactor step-in-backward") for word in ("", "bf16-weights")
+    )
+    assert wide.host == 0
+    assert most(narrow, Kind.WEIGHTS) == pytest.approx(2 * narrow.parameters, rel=0.01)
+    assert most(wide, Kind.WEIGHTS) == pytest.approx(4 * wide.parameters, rel=0.01)
+    assert narrow.peak < wide.peak - narrow.parameters
+    assert 4 * narrow.parameters <= narrow.host < 8 * narrow.parameters
