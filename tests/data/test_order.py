@@ -45,28 +45,27 @@ def test_batches_are_those_of_transformers(tmp_path: Path, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("use", ["bucket", "bucket:pool=2"])
-def test_buckets_are_dealt_out_as_foretold(tiny_model: Path, reviews: Path, tmp_path: Path, use: str) -> None:
+def test_buckets_are_dealt_out_as_foretold(
+    tiny_model: Path, reviews: Path, tmp_path: Path, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The texts that the model meets, batch by batch, are those of which the bill was made; every row comes once."""
-    from tightfit import trainer
     from tightfit.device import find_device
-    from tightfit.meter import meter_for
     from tightfit.preparation import buckets_of, prepare
     from tightfit.recipe import Recipe
-    from tightfit.training import _trainer
+    from tightfit.trainer import Trainer
+    from tightfit.training import train
 
-    where = find_device("cpu")
-    given = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, epochs=2)
-    prepared = prepare(given, Recipe.parse([use]), where)
     seen: list[list[int]] = []
+    plain = Trainer.training_step
 
-    class Watching(trainer.Trainer):
-        def training_step(self, model, inputs, num_items_in_batch=None):  # type: ignore[no-untyped-def]
-            seen.append(inputs["attention_mask"].sum(dim=1).tolist())
-            return super().training_step(model, inputs, num_items_in_batch)
+    def watched(self, model, inputs, num_items_in_batch=None):  # type: ignore[no-untyped-def]
+        seen.append(inputs["attention_mask"].sum(dim=1).tolist())
+        return plain(self, model, inputs, num_items_in_batch)
 
-    running = _trainer(prepared, tmp_path, meter_for(where), [], [], print, preflight=False)
-    running.__class__ = Watching
-    running.train()
+    given = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, epochs=2)
+    prepared = prepare(given, Recipe.parse([use]), find_device("cpu"))
+    monkeypatch.setattr(Trainer, "training_step", watched)
+    train(given, [use], out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
     lengths, buckets = prepared.train.lengths, buckets_of(prepared.parts, prepared.train)
     dealt = [batch.tolist() for batch in batches_of(given, len(lengths), buckets)]
     assert seen == [[lengths[row] for row in batch] for batch in dealt]
