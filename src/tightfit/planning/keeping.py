@@ -85,15 +85,16 @@ def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
         return work(planner)
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, work, planner))
-    process.start()
-    there.close()
     try:
+        process.start()
+        there.close()
         answer = here.recv()
     except EOFError:
         raise RunFailed("The planning was ended from outside, perhaps for want of memory: free some.") from None
     finally:
-        process.terminate()  # it has answered, or nobody waits for its answer any more
-        process.join()
+        if process.pid is not None:
+            process.terminate()  # it has answered, or nobody waits for its answer any more
+            process.join()
     if isinstance(answer, BaseException):
         raise answer
     kept: Kept = answer
