@@ -9,6 +9,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+# transformers imports peft when it builds a model, and peft imports bitsandbytes where it is installed, which makes
+# tensors for good: they would be part of the first play.
+import peft  # noqa: F401
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights

@@ -38,6 +38,8 @@ class AdamW8Bit(Strategy):
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         """Make the optimizer over parameter groups."""
-        from tightfit.optimizers.adamw8 import AdamW8
+        from tightfit.shapes import with_data
 
+        with with_data():  # tensors that a library makes for good are no part of a rehearsal
+            from tightfit.optimizers.adamw8 import AdamW8
         return AdamW8(groups, lr=learning_rate)
