@@ -42,7 +42,7 @@ class Ground:
         job = self.job(**{key: settings.pop(key) for key in list(settings) if key in Job.model_fields})
         with (
             mock.patch.object(arguments, "LOG_EVERY", 1),
-            mock.patch.object(preparation, "_foresee", return_value=(None, ())),
+            mock.patch.object(preparation, "_foresee", return_value=(preparation._Foreseen(), ())),
         ):
             return train(job, use or [], out=self.folder / out, device="cpu", quiet=True, resume=resume, **settings)
 
