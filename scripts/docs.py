@@ -316,11 +316,11 @@ def rungs(name: str) -> Callable[[str], str]:
 
 def ladder_picture() -> str:
     """BERT-Large, rung by rung."""
-    from tightfit.report.ladder_words import WORDS
     from tightfit.report.pictures.drawing import as_file_svg
     from tightfit.report.pictures.ladder import ladder_picture
+    from tightfit.report.words import Words
 
-    return as_file_svg(ladder_picture(load_ladder(RECORDS / "rungs-macbert-large.json"), WORDS["en"]))
+    return as_file_svg(ladder_picture(load_ladder(RECORDS / "rungs-macbert-large.json"), Words.of("en")))
 
 
 BLOCKS = {

@@ -154,9 +154,9 @@ def ladder(
 
     from tightfit.ladders import ladder as run_ladder
     from tightfit.report.ladder import show_ladder, write_ladder
-    from tightfit.report.ladder_words import words_of
+    from tightfit.report.words import Words
 
-    words_of(lang)  # a language that is not there is said before hours of work
+    Words.of(lang)  # a language that is not there is said before hours of work
     how: dict[str, Any] = {"steps": steps, "full": full, "seeds": seeds, "budget": budget}
     climbed = run_ladder(job, rung or preset, device=device, out=out, quiet=as_json, **how)
     write_ladder(climbed, out, lang)
@@ -255,7 +255,7 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="The page. [default: report.html in the run folder, or here for several runs]")
     ] = None,
-    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    lang: Lang = "en",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the page in a browser.")] = False,
     as_json: AsJson = False,
 ) -> None:

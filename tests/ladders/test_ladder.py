@@ -21,8 +21,8 @@ from tightfit.ladders.record import Climb, Foretold, Ladder, Row, load_ladder
 from tightfit.ladders.rungs import find_rungs
 from tightfit.ladders.shrinking import grown_from, shrunk
 from tightfit.report.ladder import kinds_of, ladder_as_html, ladder_as_markdown, write_ladder
-from tightfit.report.ladder_words import WORDS
 from tightfit.report.pictures.ladder import ladder_picture
+from tightfit.report.words import LANGUAGES, Words
 
 Asked = list[dict[str, Any]]
 
@@ -237,7 +237,7 @@ def test_a_rung_is_held_against_the_one_it_grew_from(job: Job) -> None:
 
 def test_the_picture_shows_every_byte(job: Job) -> None:
     found = made_up(job)
-    memory, time = ladder_picture(found, WORDS["en"]).axes
+    memory, time = ladder_picture(found, Words.of("en")).axes
     ends = [max(bar.get_x() + bar.get_width() for bar in memory.patches if abs(_middle(bar) - place) < 0.01)
             for place in range(4)]  # fmt: skip
     assert ends == pytest.approx([sum(kinds_of(row).values()) / 2**30 for row in found.rows])
@@ -256,18 +256,18 @@ def test_its_files_need_nothing_else(job: Job, tmp_path: Path, language: str) ->
     found.rows[3].failed = "<script>alert(1)</script>"
     write_ladder(found, tmp_path, language)
     page = (tmp_path / "ladder.html").read_text("utf-8")
-    assert WORDS[language]["ladder"] in page
+    assert Words.of(language).ladder("title") in page
     assert "<script" not in page
     assert "http:" not in page.replace("http-equiv", "")
     assert "https:" not in page
     assert page.count("<svg") == 1
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
-    assert WORDS[language]["shrank"] in (tmp_path / "ladder.md").read_text("utf-8")
+    assert Words.of(language).ladder("shrank") in (tmp_path / "ladder.md").read_text("utf-8")
     assert "650 MiB" in ladder_as_html(found, language)
 
 
 def test_both_languages_have_all_words() -> None:
-    assert WORDS["en"].keys() == WORDS["zh"].keys()
+    assert LANGUAGES["en"].LADDER.keys() == LANGUAGES["zh"].LADDER.keys()
 
 
 def test_the_verb_writes_and_prints(run: Run, job: Job, asked: Asked, tmp_path: Path) -> None:  # noqa: F811

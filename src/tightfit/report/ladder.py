@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tightfit.ladders.record import Ladder, Row
 from tightfit.ladders.shrinking import grown_from, shrunk
-from tightfit.report.ladder_words import WORDS, Words, words_of
+from tightfit.report.words import Words
 from tightfit.units import format_bytes, format_seconds
 from tightfit.whole import write_whole
 
@@ -42,11 +42,11 @@ def cells(ladder: Ladder, row: Row, words: Words) -> dict[str, str]:
         "rung": row.title,
         "measured": row.peak and format_bytes(row.peak),
         "foretold": row.foretold_peak and format_bytes(row.foretold_peak),
-        "moment": row.moment and words.get(row.moment, row.moment),
+        "moment": row.moment and words.moment(row.moment),
         "a step": step and format_seconds(step),
         "an epoch": epoch and format_seconds(epoch),
         "F1": _score(row),
-        "result": words[row.result],
+        "result": words.ladder(row.result),
     }
     return {name: str(cell or "–") for name, cell in found.items()} | {
         "shrank": row.failed or _shrank(ladder, row, words)
@@ -55,9 +55,10 @@ def cells(ladder: Ladder, row: Row, words: Words) -> dict[str, str]:
 
 def about(ladder: Ladder, words: Words) -> str:
     """What was trained, and for how long."""
-    job, device = ladder.job, words.get(ladder.device, ladder.device)
+    job, device = ladder.job, words.device(ladder.device)
     what = f"{Path(job.model).name}, {Path(job.data).name}, {job.batch_size} × {job.max_length}, {device}"
-    return f"{what}; {words['to the end'] if ladder.steps is None else words['steps'].format(ladder.steps)}"
+    how_long = words.ladder("to the end") if ladder.steps is None else words.ladder("some steps", steps=ladder.steps)
+    return f"{what}; {how_long}"
 
 
 def _score(row: Row) -> str:
@@ -71,13 +72,21 @@ def _shrank(ladder: Ladder, row: Row, words: Words) -> str:
     changes, before = shrunk(ladder, row), grown_from(ladder, row)
     if before is None or not changes:
         return ""
-    said = [f"{words[kind]} {'−' if size > 0 else '+'}{format_bytes(abs(size))}" for kind, size in changes.items()]
-    return f"{', '.join(said)} ({words['against'].format(before.title)})"
+    said = [
+        f"{kind_word(kind, words)} {'−' if lost > 0 else '+'}{format_bytes(abs(lost))}"
+        for kind, lost in changes.items()
+    ]
+    return f"{', '.join(said)} ({words.ladder('against', rung=before.title)})"
+
+
+def kind_word(kind: str, words: Words) -> str:
+    """A kind of memory, or what is there without any tensor."""
+    return words.kind("overhead" if kind == "process" else kind)
 
 
 def show_ladder(ladder: Ladder, console: Console) -> None:
     """A line for each rung, what it shrank below it. Recipes come last: they may be longer than a terminal is wide."""
-    words = WORDS["en"]
+    words = Words.of("en")
     console.print(f"\n{about(ladder, words)}", style="bold", markup=False)
     names = [name for name in columns(ladder) if name not in ("rung", "moment", "shrank")]
     rows = [cells(ladder, row, words) for row in ladder.rows]
@@ -128,8 +137,8 @@ def _legend(ladder: Ladder) -> Text:
 
 def ladder_as_markdown(ladder: Ladder, language: str = "en") -> str:
     """For a README or an issue."""
-    words, names = words_of(language), columns(ladder)
-    lines = [[words.get(name, name) for name in names], ["---"] * len(names)]
+    words, names = Words.of(language), columns(ladder)
+    lines = [[words.ladder(name) for name in names], ["---"] * len(names)]
     for row in ladder.rows:
         found = cells(ladder, row, words)
         lines.append([f"`{found[name]}`" if name == "rung" else found[name] for name in names])
@@ -142,11 +151,11 @@ def ladder_as_html(ladder: Ladder, language: str = "en") -> str:
     from tightfit.report.pictures.drawing import as_svg
     from tightfit.report.pictures.ladder import ladder_picture
 
-    words, names = words_of(language), columns(ladder)
-    head = "".join(f"<th>{words.get(name, name)}</th>" for name in names)
+    words, names = Words.of(language), columns(ladder)
+    head = "".join(f"<th>{words.ladder(name)}</th>" for name in names)
     rows = [cells(ladder, row, words) for row in ladder.rows]
     body = "".join(f"<tr>{''.join(_cell(name, row[name]) for name in names)}</tr>" for row in rows)
-    picture = as_svg(ladder_picture(ladder, words), words["ladder"])
+    picture = as_svg(ladder_picture(ladder, words), words.ladder("title"))
     table = f"<div class='scroll'><table><tr>{head}</tr>{body}</table></div>"
     return f"<p>{escape(about(ladder, words))}</p><figure>{picture}</figure>{table}"
 
@@ -165,8 +174,10 @@ def write_ladder(ladder: Ladder, folder: Path, language: str) -> None:
     from tightfit.report.pictures.drawing import as_png
     from tightfit.report.pictures.ladder import ladder_picture
 
-    title = words_of(language)["ladder"]
+    title = Words.of(language).ladder("title")
     body = f"<h1>{title}</h1>{ladder_as_html(ladder, language)}"
     write_whole(folder / "ladder.md", ladder_as_markdown(ladder, language))
     write_whole(folder / "ladder.html", page(title, body, language))
-    (folder / "ladder.png").write_bytes(as_png(ladder_picture(ladder, WORDS["en"])))  # fonts for Chinese may be missing
+    (folder / "ladder.png").write_bytes(
+        as_png(ladder_picture(ladder, Words.of("en")))
+    )  # fonts for Chinese may be missing

@@ -33,6 +33,11 @@ class Words:
         sentence: str = LANGUAGES[self.language].SENTENCES[key]
         return sentence.format(**values) if values else sentence
 
+    def ladder(self, key: str, **values: object) -> str:
+        """A word of a ladder, with values put in."""
+        sentence: str = LANGUAGES[self.language].LADDER[key]
+        return sentence.format(**values) if values else sentence
+
     def moment(self, name: str) -> str:
         """A moment of a training; one that is new here keeps its name."""
         return self._name("MOMENTS", name)

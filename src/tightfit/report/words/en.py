@@ -36,6 +36,29 @@ RESULTS = {
 }
 DEVICES: dict[str, str] = {}
 STRATEGIES = {name: strategy.summary for name, strategy in _ALL.items()}
+LADDER = {
+    "title": "Memory ladder",
+    "to the end": "trained to the end of the job",
+    "some steps": "{steps} steps each",
+    "rung": "rung",
+    "measured": "peak",
+    "foretold": "foretold",
+    "moment": "moment",
+    "a step": "a step",
+    "an epoch": "an epoch",
+    "F1": "F1",
+    "result": "result",
+    "shrank": "what changed",
+    "against": "against {rung}",
+    "budget": "budget",
+    "memory": "memory at the peak, GiB",
+    "time": "seconds a step",
+    "measured peak": "measured peak",
+    "not run": "not run",
+    "same": "same",
+    "close": "close",
+    "different": "different",
+}
 
 SENTENCES = {
     "report": "report",
