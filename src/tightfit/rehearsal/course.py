@@ -65,6 +65,7 @@ def course_of(timeline: Timeline, tape: Tape, extents: Sequence[Extent | None], 
     if timeline.step is None:
         return None
     sizes, spans = timeline.read(extents)
+    sizes = np.where(timeline.on_host, 0, sizes)  # what waits beside a card is not in it
     live = timeline.live(sizes)
     total = live.sum(axis=1)
     ticks, stretches = _thinned(total, _of_the_step(timeline.step, spans))

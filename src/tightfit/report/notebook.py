@@ -19,7 +19,7 @@ _SAY = Words("en")
 
 def bill_as_html(bill: Bill) -> str:
     """Bytes by moment and kind."""
-    kinds = [kind for kind in Kind if max(sizes[kind] for sizes in bill.moments.values()) > bill.peak / 200]
+    kinds = [kind for kind in Kind if max(sizes.get(kind, 0) for sizes in bill.moments.values()) > bill.peak / 200]
     rows = [
         [moment, *(format_bytes(size) for size in (bill.overhead + sum(sizes.values()), *(sizes[k] for k in kinds)))]
         for moment, sizes in bill.moments.items()

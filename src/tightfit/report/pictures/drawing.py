@@ -27,6 +27,7 @@ KIND_COLOURS: dict[Kind, str] = {
     Kind.INPUTS: "#66ccee",
     Kind.TEMPORARY: "#aa3377",
     Kind.ALLOCATOR: "#bbbbbb",
+    Kind.HOST: "#ee8866",
 }
 OVERHEAD = "#888888"
 """The process itself, or what a card keeps for itself: there without any tensor."""

@@ -26,6 +26,7 @@ KINDS = {
     "inputs": "inputs",
     "temporary": "temporary",
     "allocator": "held by the allocator",
+    "host memory": "host memory",
     "overhead": "the process itself",
     "context": "the card's own",
 }

@@ -21,6 +21,7 @@ KINDS = {
     "inputs": "输入",
     "temporary": "临时张量",
     "allocator": "分配器占着未用",
+    "host memory": "主机内存",
     "overhead": "进程自身",
     "context": "显卡自身",
 }
