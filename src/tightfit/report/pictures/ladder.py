@@ -29,6 +29,7 @@ def ladder_picture(ladder: Ladder, words: Words) -> Figure:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False, labelleft=False)
     _draw_memory(memory, ladder, words)
+    time.patch.set_visible(False)  # a long name reaches under it
     _draw_time(time, ladder, words)
     memory.set_ylim(len(ladder.rows) - 0.5, -0.75)
     figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
