@@ -192,6 +192,12 @@ def test_what_is_no_rung_is_said(job: Job, rungs: Any, said: str, tmp_path: Path
     assert not (tmp_path / "ladder").exists()
 
 
+def test_wrong_data_leaves_no_folder(job: Job, asked: Asked, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nowhere\.csv"):
+        climbed(job.model_copy(update={"data": "nowhere.csv"}), ["plain"], tmp_path / "ladder")
+    assert not (tmp_path / "ladder").exists()
+
+
 def test_a_process_of_its_own_says_what_is_wrong(job: Job) -> None:
     task = {"job": job.model_dump() | {"data": "nowhere.csv"}, "recipes": [[]], "device": "cpu"}
     seconds: list[float] = []

@@ -37,6 +37,7 @@ def climb(
     screen, where = Screen(quiet=quiet), find_device(device)
     ladder = _ladder(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
     _foretell(ladder, recipes, device, screen)
+    out.mkdir(parents=True, exist_ok=True)  # only now: what is wrong with the data is known
     ladder.save(out)
     with Climbing(screen.console, ladder, recipes, seeds) as progress:
         for seed in range(job.seed, job.seed + seeds):
@@ -62,7 +63,6 @@ def _ladder(
         ladder = before
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputError(f"'{out}' is there and holds no ladder: give another --out.")
-    out.mkdir(parents=True, exist_ok=True)
     known = {tuple(row.recipe) for row in ladder.rows}
     new = [Row(recipe=r.words, result=r.result.value) for r in recipes if tuple(r.words) not in known]
     return ladder.model_copy(update={"rows": [*ladder.rows, *new], "budget_bytes": budget or ladder.budget_bytes})
