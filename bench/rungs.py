@@ -19,8 +19,10 @@ from quality import ROOT, SHARED
 from tightfit.demo import demo_job
 from tightfit.job import Job
 from tightfit.ladders.rungs import find_rungs
+from tightfit.recipe import Recipe
 
 WORK = ROOT / "build" / "rungs"
+NAMES = {"rungs-macbert-large": "chinese-macbert-large", "rungs-minilm": "all-MiniLM-L6-v2"}
 FILMS = 1000  # reviews
 HOTELS = ["--random-weights", "--steps", "2", "--budget", "4GB"]
 WITH_SCORES = ["--full", "--seeds", "1", "--max-length", "64", "--learning-rate", "5e-5"]
@@ -32,18 +34,22 @@ def main() -> None:
     given = parser.parse_args()
     start = time.monotonic()
     WORK.mkdir(parents=True, exist_ok=True)
-    for name, (job, options) in ladders().items():
-        for recipe in find_rungs("all", job, "cpu"):
+    for name, (job, options, rungs) in ladders().items():
+        for recipe in rungs:
             if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
                 return
             climb(name, job, options, " ".join(recipe.words) or "plain")
 
 
-def ladders() -> dict[str, tuple[Job, list[str]]]:
+def ladders() -> dict[str, tuple[Job, list[str], list[Recipe]]]:
     hotels = SHARED / "data" / "ChnSentiCorp_htl_all.csv"
     large = Job(model=str(SHARED / "models" / "chinese-macbert-large"), data=str(hotels))
     small = Job(model=demo_job().model, data=str(films()), max_length=64)
-    return {"rungs-macbert-large": (large, HOTELS), "rungs-minilm": (small, WITH_SCORES)}
+    few = [*find_rungs(["plain", "slice:size=1", "slice:size=1 checkpoint adafactor", "freeze"], small, "cpu")]
+    return {
+        "rungs-macbert-large": (large, HOTELS, find_rungs("all", large, "cpu")),
+        "rungs-minilm": (small, WITH_SCORES, [*few, *find_rungs("ours", small, "cpu")[1:]]),
+    }
 
 
 def films() -> Path:
@@ -60,7 +66,7 @@ def climb(name: str, job: Job, options: list[str], rung: str) -> None:
     command = [sys.executable, "-m", "tightfit", "ladder", "--model", job.model, "--data", job.data, *options]
     subprocess.run([*command, "--device", "cpu", "--rung", rung, "--out", str(out)], check=True, stdout=sys.stderr)
     record = json.loads((out / "ladder.json").read_text("utf-8"))
-    record["job"] |= {key: Path(record["job"][key]).name for key in ("model", "data")}
+    record["job"] |= {"model": NAMES[name], "data": Path(job.data).name}
     (ROOT / "records" / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
