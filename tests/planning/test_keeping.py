@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -28,6 +29,15 @@ def test_an_answer_and_an_error_come_back() -> None:
         _elsewhere(lambda planner: os._exit(9), None)
 
 
+@pytest.fixture
+def ctrl_c_counts() -> Iterator[None]:
+    """Shells have what runs in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_ends_it_at_once() -> None:
     def interrupt_and_plan_on(planner: object) -> None:
         os.kill(os.getppid(), signal.SIGINT)
