@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import subprocess
 import sys
 import time
@@ -65,9 +64,10 @@ def climb(name: str, job: Job, options: list[str], rung: str) -> None:
     out = WORK / name
     command = [sys.executable, "-m", "tightfit", "ladder", "--model", job.model, "--data", job.data, *options]
     subprocess.run([*command, "--device", "cpu", "--rung", rung, "--out", str(out)], check=True, stdout=sys.stderr)
-    record = json.loads((out / "ladder.json").read_text("utf-8"))
-    record["job"] |= {"model": NAMES[name], "data": Path(job.data).name}
-    (ROOT / "records" / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = (out / "ladder.json").read_text("utf-8")
+    for path, shown in ((job.model, NAMES[name]), (job.data, Path(job.data).name)):
+        text = text.replace(str(Path(path).resolve()), shown)
+    (ROOT / "records" / f"{name}.json").write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

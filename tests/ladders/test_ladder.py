@@ -102,6 +102,14 @@ def test_a_full_ladder_has_scores_of_every_seed(job: Job, asked: Asked, tmp_path
     assert "±" in ladder_as_markdown(found)
 
 
+def test_a_frozen_part_that_runs_once_is_in_the_first_epoch(job: Job, asked: Asked, tmp_path: Path) -> None:
+    [row] = climbed(job, ["freeze"], tmp_path / "ladder", full=True).rows
+    [climb] = row.climbs
+    assert "features" in climb.moments
+    assert row.seconds_per_epoch == climb.first_epoch
+    assert row.seconds_per_epoch > climb.seconds_per_step * climb.steps_per_epoch
+
+
 def test_it_goes_on_where_it_was_stopped(
     job: Job, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,8 @@ class Climb(_Value):
     seconds_per_step: float
     steps: int
     steps_per_epoch: int
+    first_epoch: float | None = None
+    """Seconds, where a frozen part ran once before the steps and took most of them."""
     metrics: dict[str, float]
     """Empty where only some steps were taken."""
     notes: list[str]
@@ -92,6 +94,9 @@ class Row(_Value):
     @property
     def seconds_per_epoch(self) -> float | None:
         """The steps of an epoch at that pace; evaluation and saving come on top."""
+        first = [climb.first_epoch for climb in self.climbs if climb.first_epoch]
+        if first:
+            return statistics.median(first)
         return self.seconds_per_step * self.climbs[0].steps_per_epoch if self.seconds_per_step else None
 
     def scores(self, metric: str) -> list[float]:

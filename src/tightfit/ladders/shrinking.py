@@ -20,6 +20,7 @@ def shrunk(ladder: Ladder, row: Row) -> dict[str, int]:
     if before is None or before.foretold is None or row.foretold is None:
         return {}
     kinds = {**before.foretold.kinds, **row.foretold.kinds}
+    kinds.pop("process", None)  # differs a little from process to process, whatever it trains
     lost = {kind: before.foretold.kinds.get(kind, 0) - row.foretold.kinds.get(kind, 0) for kind in kinds}
     least = _WORTH_SAYING * before.foretold.peak_bytes
     worth = {kind: size for kind, size in lost.items() if abs(size) >= least}

@@ -59,6 +59,7 @@ def measure(job: Job, words: list[str], device: str | None, folder: str, *, full
     from tightfit.training import train
 
     run = train(job, words, out=Path(folder), device=device, quiet=True, only_measure=not full)
+    ran_once = "features" in run.measured.moments
     return {
         "seed": job.seed,
         "peak_bytes": run.measured.peak_bytes,
@@ -67,6 +68,7 @@ def measure(job: Job, words: list[str], device: str | None, folder: str, *, full
         "seconds_per_step": run.measured.seconds_per_step,
         "steps": run.steps,
         "steps_per_epoch": -(-run.data.train_rows // job.batch_size),
+        "first_epoch": run.measured.epochs[0] if ran_once and run.measured.epochs else None,
         "metrics": run.metrics if full else {},
         "notes": run.notes,
     }
