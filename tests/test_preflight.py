@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 from parts import parts_of
+from small_machine import SmallMachine
 from torture.ground import Ground, losses, same_bits
 
 from tightfit import Job, trainer
@@ -89,28 +90,14 @@ def test_the_worst_rows_are_those_that_the_recipe_makes() -> None:
 
 def test_what_does_not_fit_is_found_before_the_first_step(ground: Ground) -> None:
     """And what fits only in smaller slices is trained in them from the first step on."""
-    extents: list[tuple[int, int]] = []
-    run_slices = trainer.run_slices
-
-    def hungry(model: Any, slices: Any, *args: Any) -> Any:
-        def checked() -> Any:
-            for share, piece in slices:
-                extents.append(tuple(piece["input_ids"].shape))
-                if extents[-1][0] > most:
-                    raise MemoryError
-                yield share, piece
-
-        return run_slices(model, checked(), *args)
-
-    most = 3
-    with mock.patch.object(trainer, "run_slices", hungry):
+    with SmallMachine(rows=3).training_on() as machine:
         run = ground.train("hungry", epochs=1)
         assert run.steps == 7
         assert next(note for note in run.notes if "out of memory" in note).startswith("out of memory in step 1 ")
-        most, before = 0, len(extents)
+        machine.rows, before = 0, len(machine.extents)
         with pytest.raises(PreflightFailed, match="a single text of") as failure:
             ground.train("starved")
-    assert len(extents) == before + 1
+    assert len(machine.extents) == before + 1
     assert failure.value.__traceback__ is not None  # kept, as a notebook keeps it
     alive = [thing for thing in gc.get_objects() if type(thing) is trainer.Trainer]
     assert not [each for each in alive if each.args.output_dir.endswith("starved")]

@@ -220,10 +220,18 @@ def test_half_a_step_leaves_no_half_unscaled_gradients() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu")
-    for _ in range(2):
+
+    def half_a_step() -> None:
         scaler.scale(model(torch.ones(1, 2)).sum()).backward()
         scaler.unscale_(optimizer)
-        Trainer._let_go(SimpleNamespace(model=model, optimizer=None, accelerator=SimpleNamespace(scaler=scaler)))
+
+    half_a_step()
+    with pytest.raises(RuntimeError, match="already been called"):  # what would happen if it was only tried again
+        half_a_step()
+    Trainer._let_go(SimpleNamespace(model=model, optimizer=None, accelerator=SimpleNamespace(scaler=scaler)))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    half_a_step()
+    assert torch.equal(model.weight.grad, torch.ones(2, 2))  # unscaled once, and whole
 
 
 def test_half_a_step_is_never_kept() -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import yaml
+from small_machine import SmallMachine
 from torture.ground import Ground, losses, same_bits
 from torture.inputs import call
 
@@ -65,24 +66,10 @@ def test_a_stopped_run_goes_on_to_the_same_bits(ground: Ground, recipe: str) -> 
 def test_a_resumed_run_is_flown_too(ground: Ground) -> None:
     """On a machine with less memory: smaller slices from the first step on, or a sentence at once."""
     stop(ground, "moved")
-    extents: list[tuple[int, int]] = []
-    run_slices, most = trainer.run_slices, 3
-
-    def hungry(model: Any, slices: Any, *args: Any) -> Any:
-        def checked() -> Any:
-            for share, piece in slices:
-                extents.append(tuple(piece["input_ids"].shape))
-                if extents[-1][0] > most:
-                    raise MemoryError
-                yield share, piece
-
-        return run_slices(model, checked(), *args)
-
-    with mock.patch.object(trainer, "run_slices", hungry):
-        most = 0
+    with SmallMachine(rows=0).training_on() as machine:
         with pytest.raises(PreflightFailed, match="a single text of"):
             ground.train("moved", resume=True)
-        most = 3
+        machine.rows = 3
         run = ground.train("moved", resume=True)
     assert run.steps == 14
     assert next(note for note in run.notes if "out of memory" in note).startswith("out of memory in step 6 ")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
 from plans import RATES, planner_of
+
 from tightfit.cards import CARDS
 from tightfit.clock import Clock, clock_for, measured
 from tightfit.clock.rates import Rates

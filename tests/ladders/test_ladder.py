@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plans import RATES
 from test_cli import Run, run  # noqa: F401
 
-from plans import RATES
 from tightfit import Job, ladder
 from tightfit.clock import measured
 from tightfit.errors import BadInput, OutputError, TightfitError

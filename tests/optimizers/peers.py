@@ -22,3 +22,33 @@ def set_gradients(
         gradient = draw(same[0].shape)
         for parameter in same:
             parameter.grad = gradient.clone()
+
+
+def torn_as_whole(
+    build: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    shapes: Shapes,
+    draw: Callable[[torch.Size], torch.Tensor] = torch.randn,
+) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
+    """Steps whose state is saved and loaded each time move to the same bits; gives the optimizer and a parameter."""
+    whole, torn = parameters(shapes), parameters(shapes)
+    first, second = build(whole), build(torn)
+    for step in range(4):
+        set_gradients(step, whole, torn, draw=draw)
+        first.step()
+        second.step()
+        state, second = second.state_dict(), build(torn)
+        second.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))
+    return second, torn[0]
+
+
+def check_gradients_are_left(
+    build: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    shapes: Shapes,
+    draw: Callable[[torch.Size], torch.Tensor] = torch.randn,
+) -> None:
+    mine = parameters(shapes)
+    set_gradients(1, mine, draw=draw)
+    before = [parameter.grad.clone() for parameter in mine if parameter.grad is not None]
+    build(mine).step()
+    assert all(torch.equal(parameter.grad, old) for parameter, old in zip(mine, before, strict=True))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peers import parameters, set_gradients
+from peers import check_gradients_are_left, parameters, set_gradients, torn_as_whole
 from transformers.optimization import Adafactor as TheirAdafactor
 
 import tightfit.optimizers.adafactor as ours
@@ -37,21 +37,9 @@ def test_parameters_move_as_with_transformers(piece: int, monkeypatch: pytest.Mo
 
 
 def test_it_keeps_rows_and_columns_and_its_state_goes_on() -> None:
-    whole, torn = parameters(SHAPES), parameters(SHAPES)
-    first, second = Adafactor(whole, lr=0.01), Adafactor(torn, lr=0.01)
-    for step in range(4):
-        set_gradients(step, whole, torn, draw=draw)
-        first.step()
-        second.step()
-        state, second = second.state_dict(), Adafactor(torn, lr=0.01)
-        second.load_state_dict(state)
-    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))
-    assert sum(v.numel() for v in first.state[whole[0]].values() if torch.is_tensor(v)) == 64 + 32
+    optimizer, parameter = torn_as_whole(lambda given: Adafactor(given, lr=0.01), SHAPES, draw)
+    assert sum(v.numel() for v in optimizer.state[parameter].values() if torch.is_tensor(v)) == 64 + 32
 
 
 def test_gradients_are_left_as_they_are() -> None:
-    mine = parameters(SHAPES)
-    set_gradients(1, mine, draw=draw)
-    before = [parameter.grad.clone() for parameter in mine]
-    Adafactor(mine, lr=0.01).step()
-    assert all(torch.equal(parameter.grad, old) for parameter, old in zip(mine, before, strict=True))
+    check_gradients_are_left(lambda given: Adafactor(given, lr=0.01), SHAPES, draw)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from memory import LiveBytes
-from peers import parameters, set_gradients
+from peers import check_gradients_are_left, parameters, set_gradients, torn_as_whole
 
 pytest.importorskip("bitsandbytes")
 import bitsandbytes
@@ -49,26 +49,14 @@ def test_parameters_move_nearly_as_with_torch() -> None:
 
 
 def test_it_keeps_two_bytes_a_number_and_its_state_goes_on() -> None:
-    whole, torn = parameters(SHAPES), parameters(SHAPES)
-    first, second = AdamW8(whole, lr=0.01), AdamW8(torn, lr=0.01)
-    for step in range(4):
-        set_gradients(step, whole, torn, draw=draw)
-        first.step()
-        second.step()
-        state, second = second.state_dict(), AdamW8(torn, lr=0.01)
-        second.load_state_dict(state)
-        assert second.state[torn[0]]["state1"].dtype is torch.uint8
-    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))
-    kept = [value for value in first.state[whole[0]].values() if torch.is_tensor(value)]
-    assert sum(value.nbytes for value in kept) == pytest.approx(2 * whole[0].numel(), rel=0.05)
+    optimizer, parameter = torn_as_whole(lambda given: AdamW8(given, lr=0.01), SHAPES, draw)
+    assert optimizer.state[parameter]["state1"].dtype is torch.uint8
+    kept = [value for value in optimizer.state[parameter].values() if torch.is_tensor(value)]
+    assert sum(value.nbytes for value in kept) == pytest.approx(2 * parameter.numel(), rel=0.05)
 
 
 def test_gradients_are_left_as_they_are() -> None:
-    mine = parameters(SHAPES)
-    set_gradients(1, mine, draw=draw)
-    before = [parameter.grad.clone() for parameter in mine]
-    AdamW8(mine, lr=0.01).step()
-    assert all(torch.equal(parameter.grad, old) for parameter, old in zip(mine, before, strict=True))
+    check_gradients_are_left(lambda given: AdamW8(given, lr=0.01), SHAPES, draw)
 
 
 def test_a_piece_takes_the_room_that_a_rehearsal_says() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from plans import budget, planner_of
+
 from tightfit import Job
 from tightfit.errors import BadInput
 from tightfit.job import read_job_file

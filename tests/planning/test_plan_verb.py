@@ -23,6 +23,7 @@ from tightfit.units import parse_bytes
 @pytest.fixture(autouse=True)
 def _own_rates(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     from plans import RATES
+
     from tightfit.clock import measured
 
     monkeypatch.setattr(measured, "rates_of_this_machine", lambda: RATES)

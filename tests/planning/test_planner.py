@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from parts import CPU
-
 from plans import budget, planner_of
+
 from tightfit.cards import CARDS
 from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError

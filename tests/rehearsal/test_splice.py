@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 from heads import small_config
+from parts import skip_unless_installed
 from test_stage import LABELS, TOKENIZER, job_of
 
 from tightfit.cards import CARDS
 from tightfit.device import Device
 from tightfit.recipe import Recipe
+from tightfit.rehearsal import ahead
 from tightfit.rehearsal.ahead import cores, play_ahead
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.strategies import STRATEGIES
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 LENGTHS = Lengths.uniform(8, 24)
@@ -45,3 +49,16 @@ def test_plays_on_other_cores_are_the_same(tmp_path: Path, monkeypatch: pytest.M
     assert not elsewhere.unplayed(recipes)
     monkeypatch.setattr(Rehearsal, "_play", lambda *_: pytest.fail("played again"))
     assert [elsewhere.bill(recipe).moments for recipe in recipes] == bills
+
+
+_SETTINGS = {"slice": ":size=2", "slice-layers": ":size=2", "max-length": ":tokens=8"}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_play_can_go_from_process_to_process(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cores there are: what cannot would end a plan where there are two."""
+    skip_unless_installed(name)
+    monkeypatch.setattr(ahead, "_rehearsal", rehearsal(tmp_path, CARDS["A100 40GB"]))
+    played = ahead._play(Recipe.parse([name + _SETTINGS.get(name, "")]))
+    assert (played is None) == (name in ("lora", "freeze"))  # which hold their model: played where they are asked for
+    assert (pickle.loads(pickle.dumps(played)) is None) == (played is None)

@@ -9,6 +9,7 @@ The results are close to those of 32 bits; mixed-precision, which keeps the weig
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -18,6 +19,8 @@ from tightfit.strategy import Kind, Parts, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
+
+    from tightfit.strategy import OptimizerFactory
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,11 @@ class BF16Weights(Strategy):
 
         for parameter in parts.model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
-        build = parts.optimizer
+        return replace(parts, optimizer=partial(_build, parts.optimizer))
 
-        def build_by_chance(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-            from tightfit.optimizers.by_chance import ByChance
 
-            return ByChance(groups, learning_rate, build)
+def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+    """A function of the module, because plays go from process to process."""
+    from tightfit.optimizers.by_chance import ByChance
 
-        return replace(parts, optimizer=build_by_chance)
+    return ByChance(groups, learning_rate, inner)

@@ -9,6 +9,7 @@ on the way, and a processor's step in place of a card's. It is for cards. Rehear
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -18,6 +19,8 @@ from tightfit.strategy import Kind, Parts, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
+
+    from tightfit.strategy import OptimizerFactory
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,11 @@ class OffloadOptimizer(Strategy):
 
     def apply(self, parts: Parts) -> Parts:
         refuse_without_card(self.name, parts.device)
-        build = parts.optimizer
+        return replace(parts, optimizer=partial(_build, parts.optimizer))
 
-        def build_on_host(groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-            from tightfit.optimizers.on_host import OnHost
 
-            return OnHost(groups, learning_rate, build)
+def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+    """A function of the module, because plays go from process to process."""
+    from tightfit.optimizers.on_host import OnHost
 
-        return replace(parts, optimizer=build_on_host)
+    return OnHost(groups, learning_rate, inner)
