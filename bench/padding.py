@@ -14,8 +14,8 @@ import numpy as np
 from quality import ROOT, SHARED
 from tightfit import Job
 from tightfit.data.order import Buckets, batches_of
+from tightfit.data.reading import read_data
 from tightfit.data.tokens import token_lengths
-from tightfit.preparation import read_data
 from tightfit.strategies.bucket import Bucket
 from tightfit.weights import load_tokenizer
 

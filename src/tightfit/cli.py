@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
 from tightfit.options import job_from, setting, with_job_settings
+from tightfit.report.printing import print_json, stdout
 from tightfit.sentences import what_can_be_mended_is_said
 
 app = typer.Typer(
@@ -55,17 +55,17 @@ def plan(
 ) -> None:
     """Pick the fastest recipe that fits the memory you have, and say why."""
     job, words = _job_and_recipe(file, settings, use, "plan")
-    gc.disable()  # for these few seconds: libraries make a million objects while they load, and no garbage
+    _begin_early(job)
 
     from tightfit.planning.verb import run_plan
 
     answer = run_plan(job, budget, device, words, avoid or [], allow, out=out, export=export, quiet=as_json)
     if as_json:
-        _print_json(answer.to_json())
+        print_json(answer.to_json())
     else:
         from tightfit.report.plan import show_plan
 
-        show_plan(answer, _stdout())
+        show_plan(answer, stdout())
     if not answer.fits:
         raise SystemExit(1)
 
@@ -117,7 +117,7 @@ def rehearse(
 ) -> None:
     """Say what memory a training would take, by moment and kind, without weights and before the first step."""
     job, words = _job_and_recipe(file, settings, use, "rehearse")
-    gc.disable()  # for these few seconds: libraries make a million objects while they load, and no garbage
+    _begin_early(job)
 
     from tightfit.rehearsal import rehearse as run_rehearsal
     from tightfit.report.screen import Screen
@@ -126,9 +126,9 @@ def rehearse(
     with Screen(quiet=as_json).status("Rehearsing"):
         bill = run_rehearsal(job, words, device, probe=probe)
     if as_json:
-        _print_json(bill.to_json())
+        print_json(bill.to_json())
     else:
-        show_bill(bill, _stdout())
+        show_bill(bill, stdout())
 
 
 @app.command()
@@ -161,9 +161,9 @@ def ladder(
     climbed = run_ladder(job, rung or preset, device=device, out=out, quiet=as_json, **how)
     write_ladder(climbed, out, lang)
     if as_json:
-        _print_json(climbed.to_json())
+        print_json(climbed.to_json())
     else:
-        show_ladder(climbed, _stdout())
+        show_ladder(climbed, stdout())
 
 
 @app.command()
@@ -179,23 +179,16 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what overflowed, and which edits of a script mend it. The script is read, never run."""
-    from dataclasses import replace
+    from tightfit.explaining.verb import run_explanation
 
-    from tightfit.explaining import Settings
-    from tightfit.explaining import explain as run_explanation
-    from tightfit.report.screen import Screen
-
-    settings = Settings.read(args) if args else Settings() if model else None
-    settings = replace(settings, model=model) if settings and model else settings
-    with Screen(quiet=as_json).status("Rehearsing"):
-        explanation = run_explanation(_message(message), settings, device)
+    explanation = run_explanation(message, args, model, device, quiet=as_json)
     if as_json:
-        _print_json(explanation.to_json())
+        print_json(explanation.to_json())
         return
     for line in explanation.happened:
-        _stdout().print(line, markup=False)
+        stdout().print(line, markup=False)
     for number, edit in enumerate(explanation.edits, 1):
-        _stdout().print(f"  {number}. {edit}", markup=False)
+        stdout().print(f"  {number}. {edit}", markup=False)
 
 
 @app.command()
@@ -220,9 +213,9 @@ def evaluate(
     for note in evaluation.notes:
         screen.say(note)
     if as_json:
-        _print_json({"metrics": evaluation.metrics, "rows": evaluation.rows, "notes": evaluation.notes})
+        print_json({"metrics": evaluation.metrics, "rows": evaluation.rows, "notes": evaluation.notes})
     else:
-        show_evaluation(evaluation, _stdout())
+        show_evaluation(evaluation, stdout())
 
 
 @app.command()
@@ -243,10 +236,12 @@ def predict(
         raise BadInput('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out labelled.csv).')
     if bool(data) != bool(out):
         raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out labelled.csv.")
+    from tightfit.predicting import label_texts, label_to_file
+
     if data and out:
-        _label_file(run, data, out, device, text, as_json)
+        label_to_file(run, data, out, device, text, as_json)
     else:
-        _label_texts(run, texts or [], device, as_json)
+        label_texts(run, texts or [], device, as_json)
 
 
 @app.command()
@@ -265,9 +260,9 @@ def report(
 
     page = write_report(runs, out, lang)
     if as_json:
-        _print_json({"report": str(page), "runs": [str(run) for run in runs]})
+        print_json({"report": str(page), "runs": [str(run) for run in runs]})
         return
-    _stdout().print(f"{page} written", markup=False)
+    stdout().print(f"{page} written", markup=False)
     if not no_open:
         open_page(page)
 
@@ -278,9 +273,9 @@ def strategies(as_json: AsJson = False) -> None:
     from tightfit.report.text import show_strategies, strategy_rows
 
     if as_json:
-        _print_json({"strategies": [vars(row) for row in strategy_rows()]})
+        print_json({"strategies": [vars(row) for row in strategy_rows()]})
     else:
-        show_strategies(_stdout())
+        show_strategies(stdout())
 
 
 @app.command()
@@ -295,7 +290,7 @@ def demo(
     run = run_training(job, ["slice:size=8"], out=folder, device="cpu", quiet=as_json)
     _show_run(run, as_json)
     if not as_json:
-        _stdout().print(_NEXT_STEPS.format(folder=folder), markup=False)
+        stdout().print(_NEXT_STEPS.format(folder=folder), markup=False)
 
 
 _NEXT_STEPS = """
@@ -305,22 +300,20 @@ Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv
 Less memory:         add --use slice:size=4 --use checkpoint --use adafactor; tightfit strategies lists them all"""
 
 
-def _message(file: Path | None) -> str:
-    """What was pasted or piped; nothing where nobody typed."""
-    if file is not None and str(file) != "-":
-        try:
-            return file.read_text("utf-8", errors="replace")
-        except FileNotFoundError:
-            raise BadInput(f"There is no file '{file}': paste the message with a pipe, or check the name.") from None
-    return "" if file is None and sys.stdin.isatty() else sys.stdin.read()
-
-
 def _job_and_recipe(
     file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
 ) -> tuple[Job, list[str]]:
     """The job and the strategies: the file's, and what the command line says over it."""
     values, words = read_job_file(file) if file else ({}, [])
     return job_from({**values, **settings}, verb), use or words
+
+
+def _begin_early(job: Job) -> None:
+    """What makes a short answer shorter, before torch is imported."""
+    from tightfit.data.beside import begin_reading
+
+    begin_reading(job)
+    gc.disable()  # for these few seconds: libraries make a million objects while they load, and no garbage
 
 
 def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
@@ -333,60 +326,13 @@ def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
     return out / JOB_FILE
 
 
-def _label_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
-    from tightfit.labelling import label_file
-    from tightfit.report.screen import Screen
-
-    screen = Screen(quiet=as_json)
-    with screen.status("Labelling"):
-        labelled = label_file(run, data, out, device, text)
-    for note in labelled.notes:
-        screen.say(note)
-    if as_json:
-        _print_json({"rows": labelled.rows, "out": str(out), "notes": labelled.notes})
-    else:
-        _stdout().print(f"{labelled.rows:,} rows labelled: {out}", markup=False)
-
-
-def _label_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
-    from tightfit.inference import predict as run_prediction
-    from tightfit.record import load_run
-    from tightfit.report.screen import Screen
-    from tightfit.report.text import show_predictions
-
-    paired = len(load_run(run).data.text_columns) == 2
-    if paired and len(texts) % 2:
-        raise BadInput(f"This model reads pairs, and {len(texts)} texts do not make pairs: give two for each.")
-    inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
-    with Screen(quiet=as_json).status("Reading the model"):
-        predictions = run_prediction(run, inputs, device)
-    texts = [" + ".join(pair) for pair in inputs] if paired else texts
-    if as_json:
-        answers = [
-            {"text": t, "label": p.label, "confidence": p.confidence} for t, p in zip(texts, predictions, strict=True)
-        ]
-        _print_json({"predictions": answers})
-    else:
-        show_predictions(texts, predictions, _stdout())
-
-
 def _show_run(run: Any, as_json: bool) -> None:
     from tightfit.report.text import show_run
 
     if as_json:
         sys.stdout.write(run.to_json())
     else:
-        show_run(run, _stdout())
-
-
-def _stdout() -> Any:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
-def _print_json(content: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
+        show_run(run, stdout())
 
 
 def main() -> None:

@@ -87,9 +87,7 @@ def train(
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
     if resume and budget is not None:
-        given, recipe = recipe, recipe_to_go_on_with(folder, recipe, planned=planned)
-        if words and given != recipe:
-            screen.say(f"going on with the run's own recipe: {' '.join(recipe.words) or 'plain'}")
+        recipe = _own_recipe(folder, recipe, screen, planned=planned)
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
@@ -113,6 +111,13 @@ def train(
     for note in passed_over:
         screen.say(note)
     return _run_what_flies(how, job, recipe, keeping)
+
+
+def _own_recipe(folder: Path, given: Recipe, screen: Screen, *, planned: bool) -> Recipe:
+    own = recipe_to_go_on_with(folder, given, planned=planned)
+    if given.strategies and given != own:
+        screen.say(f"going on with the run's own recipe: {' '.join(own.words) or 'plain'}")
+    return own
 
 
 def _keeping(limit: Budget, words: list[str], avoid: Sequence[str], allow: str, *, planned: bool) -> Keeping:

@@ -11,10 +11,11 @@ from parts import skip_unless_installed
 from test_stage import LABELS, TOKENIZER, job_of
 
 from tightfit.cards import CARDS
+from tightfit.cores import cores
 from tightfit.device import Device
 from tightfit.recipe import Recipe
 from tightfit.rehearsal import ahead
-from tightfit.rehearsal.ahead import cores, play_ahead
+from tightfit.rehearsal.ahead import play_ahead
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.rehearsal import Rehearsal

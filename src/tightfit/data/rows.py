@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import math
 import os
@@ -11,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,8 @@ def _arrow_folder() -> str:
         folder = tempfile.mkdtemp(prefix=f"tightfit-{os.getpid()}-", dir=home)
     except OSError:  # a home that cannot be written to
         folder = tempfile.mkdtemp(prefix="tightfit-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # Not atexit, which a forked process never comes to.
+    Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=0)
     return folder
 
 

@@ -8,14 +8,13 @@ one after the other when they are asked for.
 from __future__ import annotations
 
 import multiprocessing
-import os
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any
 
+from tightfit.cores import cores
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.rehearsal import Played, Rehearsal
 
@@ -26,7 +25,7 @@ _rehearsal: Rehearsal | None = None
 def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     """Play what the recipes need and is not known yet."""
     global _rehearsal
-    needed = rehearsal.unplayed(recipes)
+    needed = sorted(rehearsal.unplayed(recipes), key=_longest_first)
     if cores() < 2 or len(needed) < _FEWEST:
         return
     _rehearsal = rehearsal  # the processes inherit it
@@ -41,9 +40,9 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
         _rehearsal = None
 
 
-def cores() -> int:
-    """How many can be used; one where a process cannot fork."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+def _longest_first(recipe: Recipe) -> int:
+    """So that no core waits for the other at the end; many strategies make a long play."""
+    return -len(recipe.strategies)
 
 
 def _play(recipe: Recipe) -> Played | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from tightfit.data.tokens import token_lengths
 from tightfit.device import Device
 from tightfit.job import Job
 from tightfit.recipe import Recipe
@@ -203,13 +202,13 @@ def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
 
 @lru_cache(maxsize=4)
 def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) -> Rehearsal:
-    from tightfit.preparation import read_data
+    from tightfit.data.beside import glance_beside
     from tightfit.weights import load_tokenizer
 
-    data, tokenizer = read_data(job), load_tokenizer(job.model)
-    lengths = [token_lengths(part, tokenizer, job.max_length) for part in (data.split.train, data.split.validation)]
-    fitting = job.for_rows(len(lengths[0]))
-    return Rehearsal(Company(fitting, device, data.labels, tokenizer, probe), Lengths.of(fitting, *lengths))
+    glance, tokenizer = glance_beside(job), load_tokenizer(job.model)
+    fitting = job.for_rows(len(glance.train))
+    lengths = Lengths.of(fitting, glance.train, glance.validation)
+    return Rehearsal(Company(fitting, device, glance.labels, tokenizer, probe), lengths)
 
 
 def stamp_of(job: Job) -> tuple[int, ...]:

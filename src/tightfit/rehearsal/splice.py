@@ -53,11 +53,11 @@ class _Stretch:
 
 def _moved(block: Block, out: _Stretch, longer: int) -> Block:
     died = None if block.died is None else out.after(block.died, longer)
-    return replace(block, born=out.after(block.born, longer), died=died)
+    return block.moved(out.after(block.born, longer), died)
 
 
 def _shifted(block: Block, by: int) -> Block:
-    return replace(block, born=block.born + by, died=None if block.died is None else block.died + by)
+    return block.moved(block.born + by, None if block.died is None else block.died + by)
 
 
 def _shifted_moments(tape: Tape, of: _Stretch, by: int) -> list[tuple[int, str, int]]:
