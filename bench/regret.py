@@ -1,10 +1,11 @@
 """Regret: is the recipe that `plan` chooses the fastest, and are the times it foretells true?
 
 For each case the chosen recipe and the alternatives of the plan are trained, each in a process of its own that waits
-at every step for its turn, so all meet the machine in the same mood and the same batch. The mood changes within
-minutes, so the machine's rates are measured before the steps, as on first use, and once more after them. Shapes from
-../shared/models with random weights, real reviews. Writes records/regret.json; a later call goes on where an earlier
-one stopped.
+at every step for its turn, so all meet the machine in the same mood. The mood changes within minutes, so the machine's
+rates are measured before the steps, as on first use, and once more after them. A few steps are not an epoch, and
+`bucket` deals out other batches than the others have: what was measured is told for the usual step of an epoch, by the
+tokens that both compute, padding included. Shapes from ../shared/models with random weights, real reviews. Writes
+records/regret.json; a later call goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -18,24 +19,31 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder import WARM_UP, Contestant
 from promise import reviews
 from quality import ROOT, SHARED
+from tightfit import Job
+from tightfit.device import find_device
 from tightfit.ladders.elsewhere import ask
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.strategy import Parts
 
 RECORD = ROOT / "records" / "regret.json"
-STEPS = 3
+STEPS = {"rbt3": 6, "bert-base-chinese": 3, "chinese-macbert-large": 2}
 CASES = [  # model, budget, alternatives beside the chosen recipe
-    ("rbt3", "900MB", 4),
+    ("rbt3", "1GB", 4),
     ("rbt3", "2GB", 4),
-    ("bert-base-chinese", "1.3GB", 4),
-    ("bert-base-chinese", "2GB", 4),
-    ("bert-base-chinese", "4GB", 4),
-    ("chinese-macbert-large", "4GB", 2),
-    ("chinese-macbert-large", "2.5GB", 1),
+    ("bert-base-chinese", "1.3GB", 3),
+    ("bert-base-chinese", "2GB", 3),
+    ("bert-base-chinese", "4GB", 3),
+    ("chinese-macbert-large", "4GB", 3),
+    ("chinese-macbert-large", "2.5GB", 2),
 ]
 
 
@@ -52,7 +60,7 @@ def main() -> None:
             if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
                 break
             cases[f"{model} {budget}"] = case(model, budget, others, data, Path(name))
-            RECORD.write_text(json.dumps({"steps": STEPS, "cases": cases}, indent=1) + "\n", "utf-8")
+            RECORD.write_text(json.dumps({"cases": cases}, indent=1) + "\n", "utf-8")
             print(model, budget, json.dumps(cases[f"{model} {budget}"]), flush=True)
 
 
@@ -61,44 +69,58 @@ def earlier() -> dict[str, Any]:
 
 
 def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict[str, Any]:
-    about = ["--model", str(SHARED / "models" / model), "--data", str(data), "--random-weights", "--device", "cpu"]
+    job = Job(model=str(SHARED / "models" / model), data=str(data), random_weights=True)
+    about = ["--model", job.model, "--data", job.data, "--random-weights", "--device", "cpu"]
     os.environ["XDG_CACHE_HOME"] = str(folder / f"{model} {budget} before")
     command = [sys.executable, "-m", "tightfit", "plan", "--json", "--budget", budget, *about]
     plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     options = [plan, *plan["alternatives"][:others]]
+    recipes, steps = [option["recipe"] for option in options], STEPS[model]
     running = [
-        Contestant(" ".join(o["recipe"]), training(about, o["recipe"], folder / f"{model}-{budget}-{i}"))
-        for i, o in enumerate(options)
+        Contestant(" ".join(recipe), training(about, recipe, steps, folder / f"{model}-{budget}-{i}"))
+        for i, recipe in enumerate(recipes)
     ]
-    for _ in range(STEPS + WARM_UP):
+    for _ in range(steps + WARM_UP):
         for contestant in running:
             contestant.take_turn()
     os.environ["XDG_CACHE_HOME"] = str(folder / f"{model} {budget} after")
-    after = foretold_now(model, data, [option["recipe"] for option in options])
+    after = ask({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
     runs = [
         {
             "recipe": option["recipe"],
             "result": option["result"],
-            "foretold_seconds": statistics.mean([option["seconds_per_step"], later]),
-            "foretold_before_and_after": [option["seconds_per_step"], later],
-            "seconds_per_step": statistics.median(contestant.steady),
+            "foretold_seconds": statistics.mean([option["seconds_per_step"], later["foretold"]["seconds_per_step"]]),
+            "foretold_before_and_after": [option["seconds_per_step"], later["foretold"]["seconds_per_step"]],
+            "seconds_per_step": statistics.mean(contestant.steady) * usual,
             "seconds": contestant.steady,
+            "usual_step": usual,
             "peak_bytes": contestant.result()["peak_bytes"],
         }
-        for option, later, contestant in zip(options, after, running, strict=True)
+        for option, later, contestant, usual in zip(
+            options, after, running, usual_steps(job, recipes, steps), strict=True
+        )
     ]
-    return {"runs": runs, **verdict(runs)}
+    return {"steps": steps, "runs": runs, **verdict(runs)}
 
 
-def foretold_now(model: str, data: Path, recipes: list[list[str]]) -> list[float]:
-    job = {"model": str(SHARED / "models" / model), "data": str(data), "random_weights": True}
-    answer = ask({"job": job, "recipes": recipes, "device": "cpu"})
-    return [found["foretold"]["seconds_per_step"] for found in answer.found]
+def usual_steps(job: Job, recipes: list[list[str]], steps: int) -> list[float]:
+    """Tokens that the usual step of an epoch computes, for each one of the steps that were measured."""
+    rehearsal, shares = Rehearsal.of(job, find_device("cpu")), []
+    for recipe in recipes:
+        _, parts = rehearsal.played(Recipe.parse(recipe))
+        dealt = rehearsal.lengths.dealt_to(parts)
+        met = replace(dealt, batches=dealt.batches[WARM_UP : WARM_UP + steps])
+        shares.append(tokens(dealt, parts) / len(dealt.batches) / tokens(met, parts) * steps)
+    return shares
 
 
-def training(about: list[str], recipe: list[str], out: Path) -> list[str]:
+def tokens(dealt: Lengths, parts: Parts) -> int:
+    return dealt.tokens(parts) if parts.layer_rows else sum(rows * length for rows, length in dealt.slices(parts))
+
+
+def training(about: list[str], recipe: list[str], steps: int, out: Path) -> list[str]:
     words = [word for strategy in recipe for word in ("--use", strategy)]
-    return ["tightfit", "train", "--json", *about, "--max-steps", str(STEPS + WARM_UP), "--out", str(out), *words]
+    return ["tightfit", "train", "--json", *about, "--max-steps", str(steps + WARM_UP), "--out", str(out), *words]
 
 
 def verdict(runs: list[dict[str, Any]]) -> dict[str, float]:

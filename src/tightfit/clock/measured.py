@@ -10,7 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,19 @@ from tightfit.rehearsal.work import (
     Table,
 )
 
-_VERSION = 4
+_VERSION = 5
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _FASTER = 0.95  # of one core's time, that all of them take if they are free
-_TOO_LONG = 0.2
-_LONG_ENOUGH = 0.012  # seconds for one figure
+_TOO_LONG = 0.03
+_LONG_ENOUGH = 0.004  # seconds for one figure in a round
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
 _PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (512, 1024, 4096), (2048, 768, 3072))
 _HEADS = ((12, 32), (48, 128), (384, 128))  # heads of all texts, tokens of a text
-_LAYERS = ((2, 64, 768), (32, 128, 384))  # a small and a large one: texts, tokens, width
-_ROUNDS = 8
+_LAYERS = ((2, 64, 768), (16, 128, 384))  # a small and a large one: texts, tokens, width
+_ROUNDS, _CORRECTIONS = 3, 8
 _COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
 _WIDTH, _HEAD = 1024, 64
+_NUMBER = 0.5  # in every tensor: drawing them would take longer than the work
 _OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "adafactor")
 
 
@@ -100,18 +101,48 @@ def _usual(run: Callable[[], Any]) -> float:
 
 
 def measure() -> Rates:
-    """Time a sample of every sort of work, in memory as a training gets it."""
+    """Time a sample of every sort of work, in memory as a training gets it.
+
+    In rounds: the machine's mood changes within seconds, and would else make one sort slow and the next one fast.
+    """
     from tightfit.allocator import give_back_freed_memory
 
     give_back_freed_memory()
     with torch.random.fork_rng([]):
-        call = _seconds_of_a_call()
-        curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
-        curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
-        curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
-        curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
-        pieces = Rates(curves, call, {name: _optimizer(name) for name in _optimizers()})
-        return set_right(pieces, [_layer(*shape) for shape in _LAYERS])
+        rounds = [_round() for _ in range(_ROUNDS)]
+    tables = [table for table, _ in rounds[0].layers]
+    seconds = zip(*([taken for _, taken in each.layers] for each in rounds), strict=True)
+    usual = [statistics.median(taken) for taken in seconds]
+    return set_right(fastest([each.pieces for each in rounds]), list(zip(tables, usual, strict=True)))
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Every sample once."""
+
+    pieces: Rates
+    layers: list[tuple[Table, float]]
+
+
+def _round() -> _Round:
+    call = _seconds_of_a_call()
+    curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
+    curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
+    curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
+    curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
+    pieces = Rates(curves, call, {name: _optimizer(name) for name in _optimizers()})
+    return _Round(pieces, [_layer(*shape) for shape in _LAYERS])
+
+
+def fastest(rounds: Sequence[Rates]) -> Rates:
+    """Of every price the lowest: what else the machine does only makes them higher."""
+    curves = {
+        sort: [min(points, key=lambda point: point[1]) for points in zip(*alike, strict=True)]
+        for sort in rounds[0].curves
+        for alike in [[each.curves[sort] for each in rounds]]
+    }
+    optimizers = {name: min(r.optimizers[name] for r in rounds) for name in rounds[0].optimizers}
+    return Rates(curves, min(r.call for r in rounds), optimizers)
 
 
 def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
@@ -120,7 +151,7 @@ def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
     So a small and a large layer are timed as a whole, forward and backward, and the rates of small and large
     operations made slower or faster until they foretell both.
     """
-    for _ in range(_ROUNDS):
+    for _ in range(_CORRECTIONS):
         small, large = (seconds / _foretold(rates, table) for table, seconds in layers)
         rates = rates.slower(small, large)
     return rates
@@ -139,16 +170,16 @@ def _layer(texts: int, tokens: int, width: int) -> tuple[Table, float]:
         layer(batch).sum().backward()
         layer.zero_grad()
 
-    with Noting() as noting:
+    with Noting() as noting:  # which makes it warm, too
         step()
-    return noting.table, statistics.median(_times(step, 5))
+    return noting.table, min(_times(step, 2))
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
     """Seconds for a byte, from small tensors to large ones."""
     points = []
     for size in _SIZES:
-        run, touched = sample(torch.randn(max(1, size // _WIDTH), min(size, _WIDTH)))
+        run, touched = sample(torch.full((max(1, size // _WIDTH), min(size, _WIDTH)), _NUMBER))
         points.append((touched, _net(_time(run), call) / touched))
     return points
 
@@ -156,8 +187,8 @@ def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], ca
 def _product(shape: tuple[int, int, int], dtype: torch.dtype, call: float) -> tuple[float, float]:
     """With other weights each time: a layer's own are not in the caches when its turn comes."""
     tokens, inner, outer = shape
-    left = torch.randn(tokens, inner, dtype=dtype)
-    weights = torch.randn(max(2, _COLD // (inner * outer * dtype.itemsize)), outer, inner, dtype=dtype)
+    left, others = torch.full((tokens, inner), _NUMBER, dtype=dtype), _COLD // (inner * outer * dtype.itemsize)
+    weights = torch.full((max(2, others), outer, inner), _NUMBER, dtype=dtype)
     turn, out = itertools.cycle(weights), torch.empty(tokens, outer, dtype=dtype)
     flops = 2.0 * tokens * inner * outer
     return flops, _net(_time(lambda: torch.mm(left, next(turn).T, out=out)), call) / flops
@@ -165,7 +196,7 @@ def _product(shape: tuple[int, int, int], dtype: torch.dtype, call: float) -> tu
 
 def _heads(shape: tuple[int, int], call: float) -> tuple[float, float]:
     heads, tokens = shape
-    left, right = torch.randn(heads, tokens, _HEAD), torch.randn(heads, _HEAD, tokens)
+    left, right = torch.full((heads, tokens, _HEAD), _NUMBER), torch.full((heads, _HEAD, tokens), _NUMBER)
     flops, out = 2.0 * heads * tokens * tokens * _HEAD, torch.empty(heads, tokens, tokens)
     return flops, _net(_time(lambda: torch.bmm(left, right, out=out)), call) / flops
 
@@ -176,7 +207,7 @@ def _net(seconds: float, call: float) -> float:
 
 def _pass(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
     """A sum, and a copy into another order, as that of heads and tokens."""
-    y, heads = torch.randn_like(x), x.view(-1, 4, min(_HEAD, x.numel() // 16)).transpose(0, 1)
+    y, heads = torch.clone(x), x.view(-1, 4, min(_HEAD, x.numel() // 16)).transpose(0, 1)
     return lambda: (x + y, heads.clone(memory_format=torch.contiguous_format)), 20.0 * x.numel()
 
 
@@ -236,22 +267,22 @@ def _optimizer(name: str) -> float:
     """Seconds for a parameter, of a matrix that no cache holds."""
     from tightfit.recipe import parse_strategy
 
-    weight = torch.nn.Parameter(torch.randn(4 * _WIDTH, _WIDTH))
-    weight.grad = torch.randn_like(weight)
+    weight = torch.nn.Parameter(torch.full((4 * _WIDTH, _WIDTH), _NUMBER))
+    weight.grad = torch.full_like(weight, _NUMBER)
     optimizer = parse_strategy(name).build([{"params": [weight], "weight_decay": 0.01}], 1e-5)  # type: ignore[attr-defined]
     optimizer.step()
     return _time(optimizer.step) / weight.numel()
 
 
 def _time(run: Callable[[], Any]) -> float:
-    """The fastest of a few runs after one to get warm: what else the machine does only makes them slower."""
+    """The fastest of a few runs after one to get warm."""
     run()
-    return min(_times(run, 6))
+    return min(_times(run, 2))
 
 
 def _times(run: Callable[[], Any], count: int) -> list[float]:
     taken: list[float] = []
-    while sum(taken) < _LONG_ENOUGH or (len(taken) < count and sum(taken) < _TOO_LONG) or len(taken) < 2:
+    while sum(taken) < _LONG_ENOUGH or (len(taken) < count and sum(taken) < _TOO_LONG):
         start = time.perf_counter()
         run()
         taken.append(time.perf_counter() - start)
