@@ -3,9 +3,9 @@
 For each case the chosen recipe and the alternatives of the plan are trained, each in a process of its own that waits
 at every step for its turn, so all meet the machine in the same mood. The mood changes within minutes, so the machine's
 rates are measured before the steps, as on first use, and once more after them. A few steps are not an epoch, and
-`bucket` deals out other batches than the others have: what was measured is told for the usual step of an epoch, by the
-tokens that both compute, padding included. Shapes from ../shared/models with random weights, real reviews. Writes
-records/regret.json; a later call goes on where an earlier one stopped.
+`bucket` deals out other batches than the others have: what counts is the median of the seconds for a token, padding
+included, times the tokens of the usual step of an epoch. Shapes from ../shared/models with random weights, real
+reviews. Writes records/regret.json; a later call goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from operator import truediv
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from tightfit.rehearsal.rehearsal import Rehearsal
 from tightfit.strategy import Parts
 
 RECORD = ROOT / "records" / "regret.json"
-STEPS = {"rbt3": 6, "bert-base-chinese": 3, "chinese-macbert-large": 2}
+STEPS = {"rbt3": 6, "bert-base-chinese": 6, "chinese-macbert-large": 4}
 CASES = [  # model, budget, alternatives beside the chosen recipe
     ("rbt3", "1GB", 4),
     ("rbt3", "2GB", 4),
@@ -91,30 +93,30 @@ def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict
             "result": option["result"],
             "foretold_seconds": statistics.mean([option["seconds_per_step"], later["foretold"]["seconds_per_step"]]),
             "foretold_before_and_after": [option["seconds_per_step"], later["foretold"]["seconds_per_step"]],
-            "seconds_per_step": statistics.mean(contestant.steady) * usual,
+            "seconds_per_step": usual * statistics.median(map(truediv, contestant.steady, met)),
             "seconds": contestant.steady,
-            "usual_step": usual,
+            "tokens": met,
+            "usual_tokens": usual,
             "peak_bytes": contestant.result()["peak_bytes"],
         }
-        for option, later, contestant, usual in zip(
-            options, after, running, usual_steps(job, recipes, steps), strict=True
+        for option, later, contestant, (usual, met) in zip(
+            options, after, running, tokens_of(job, recipes, steps), strict=True
         )
     ]
     return {"steps": steps, "runs": runs, **verdict(runs)}
 
 
-def usual_steps(job: Job, recipes: list[list[str]], steps: int) -> list[float]:
-    """Tokens that the usual step of an epoch computes, for each one of the steps that were measured."""
-    rehearsal, shares = Rehearsal.of(job, find_device("cpu")), []
+def tokens_of(job: Job, recipes: list[list[str]], steps: int) -> Iterator[tuple[float, list[int]]]:
+    """Tokens that the usual step of an epoch computes, and each of the steps that were measured."""
+    rehearsal = Rehearsal.of(job, find_device("cpu"))
     for recipe in recipes:
         _, parts = rehearsal.played(Recipe.parse(recipe))
         dealt = rehearsal.lengths.dealt_to(parts)
-        met = replace(dealt, batches=dealt.batches[WARM_UP : WARM_UP + steps])
-        shares.append(tokens(dealt, parts) / len(dealt.batches) / tokens(met, parts) * steps)
-    return shares
+        each = [computed(replace(dealt, batches=batch[None]), parts) for batch in dealt.batches]
+        yield statistics.mean(each), each[WARM_UP : WARM_UP + steps]
 
 
-def tokens(dealt: Lengths, parts: Parts) -> int:
+def computed(dealt: Lengths, parts: Parts) -> int:
     return dealt.tokens(parts) if parts.layer_rows else sum(rows * length for rows, length in dealt.slices(parts))
 
 
