@@ -75,6 +75,7 @@ def test_a_container_has_what_its_group_leaves(
     monkeypatch.setattr(guard, "status", lambda field: 300 * MIB)
     assert guard.room_left(1000 * MIB) == 400 * MIB, "a container made for the budget is used to its end"
     assert guard.room_left(900 * MIB) == 300 * MIB
+    assert guard.room_left(1000 * MIB + 3276) == 400 * MIB, "the kernel has cut its limit down to whole pages"
     assert guard.room_left(2000 * MIB) == 400 * MIB - guard._RESERVE, "the container is smaller than the budget"
     (tmp_path / limit).write_text("max\n")
     assert list(guard._container_rooms()) == []

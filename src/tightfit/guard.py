@@ -12,6 +12,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from mmap import PAGESIZE
 from pathlib import Path
 
 from tightfit.device import Device
@@ -145,10 +146,13 @@ def room_left(budget: int | None = None) -> int:
 
 
 def _reserve(container: int, budget: int | None) -> int:
-    """A container that is made to measure for a budget has nothing to spare: what it has beyond that is the reserve."""
-    if budget is None or budget > container:
+    """A container that is made to measure for a budget has nothing to spare: what it has beyond that is the reserve.
+
+    The kernel cuts a limit down to whole pages, so that a container of 1.2 GB is a little smaller than a budget of it.
+    """
+    if budget is None or budget // PAGESIZE > container // PAGESIZE:
         return _RESERVE
-    return min(_RESERVE, container - budget)
+    return min(_RESERVE, max(0, container - budget))
 
 
 def status(field: str) -> int:

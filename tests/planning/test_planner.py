@@ -200,3 +200,19 @@ def test_beside_a_card_there_is_a_second_memory() -> None:
     assert offloading(CARDS["T4 16GB"]) == {"offload-optimizer", "offload-activations"}
     exact = [recipe for recipe in recipes(CARDS["T4 16GB"]) if recipe.result is Result.SAME]
     assert any("offload-optimizer" in recipe.words for recipe in exact)
+
+
+@pytest.mark.parametrize(
+    ("avoided", "expected"),
+    [
+        ((), {"adafactor", "bucket"}),
+        (("bucket",), {"adafactor"}),
+        (("adafactor", "adamw-8bit"), {"adamw-16bit", "bucket"}),
+    ],
+)
+def test_a_processor_steps_in_backward_with_the_leanest_optimizer(avoided: tuple[str, ...], expected: set[str]) -> None:
+    """And with texts of like length, if that is wanted: a whole batch has no slices that would leave padding out."""
+    offered = [{s.name for s in r.strategies} for r in candidates(CPU, 16, Wishes.of(avoid=avoided), attention=False)]
+    in_backward = [names for names in offered if "step-in-backward" in names]
+    assert [names - expected - {"step-in-backward"} for names in in_backward] == [{"checkpoint"}, {"slice-layers"}]
+    assert all(expected <= names for names in in_backward)

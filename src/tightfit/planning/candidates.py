@@ -13,9 +13,11 @@ from tightfit.device import Device
 from tightfit.errors import RecipeError
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe, parse_strategy
+from tightfit.strategies import STRATEGIES
 
 _EXACT = ("", "offload-optimizer")
-_OPTIMIZERS = ("adamw-16bit", "adamw-8bit", "adafactor")
+_LEANEST = "adafactor"
+_OPTIMIZERS = ("adamw-16bit", "adamw-8bit", _LEANEST)  # the leaner, the later
 _IN_BACKWARD = "step-in-backward"
 _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
 
@@ -26,7 +28,7 @@ def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -
     for bits, optimizer, order in product(_bits(device), _optimizers(device), ("", "bucket")):
         if order and optimizer in _EXACT and not bits:
             continue  # would be the only strategy that changes the result
-        in_backward = _in_backward(device, batch) if not order and (optimizer or device.kind != "cpu") else ()
+        in_backward = _in_backward(device, batch) if _may_step_in_backward(device, optimizer, order, wishes) else ()
         for words in (*_after_backward(batch), *in_backward):
             recipe = _recipe((kernels, bits, optimizer, order, *words), wishes)
             if recipe is not None:
@@ -35,11 +37,13 @@ def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -
 
 def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
     """Still smaller, and slower."""
-    kernels, size = "attention" if attention else "", max(1, batch // _SMALLEST_SHARE)
+    kernels = "attention" if attention else ""
     bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
     offloaded = ((), ("offload-activations", "offload-optimizer")) if device.kind == "cuda" else ((),)
-    for form, waiting in product(bits, offloaded):
-        recipe = _recipe((kernels, form, "adafactor", f"slice-layers:size={size}", _IN_BACKWARD, *waiting), wishes)
+    shares = (_SHARE_OF_A_LAYER, _SMALLEST_SHARE) if device.kind == "cpu" else (_SMALLEST_SHARE,)
+    for form, waiting, share in product(bits, offloaded, shares):
+        piece = f"slice-layers:size={max(1, batch // share)}"
+        recipe = _recipe((kernels, form, _LEANEST, piece, _IN_BACKWARD, *waiting), wishes)
         if recipe is not None:
             yield recipe
 
@@ -62,10 +66,19 @@ def _after_backward(batch: int) -> Iterator[tuple[str, ...]]:
         yield from ((again, f"slice:size={size}") for size in _halves(batch))
 
 
-def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
-    """One pass over the whole batch: on a card as it is, or layer by layer, which a processor is faster with."""
+def _may_step_in_backward(device: Device, optimizer: str, order: str, wishes: Wishes) -> bool:
+    """On a processor only where that is smallest and fastest: texts of like length, and the leanest optimizer."""
     if device.kind != "cpu":
-        yield from ((again, _IN_BACKWARD) for again in ("", "checkpoint"))
+        return not order
+    there = [name for name in _OPTIMIZERS if name not in wishes.avoided and STRATEGIES[name].is_there()]
+    return optimizer in there[-1:] and bool(order) == ("bucket" not in wishes.avoided)
+
+
+def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
+    """One pass over the whole batch: as it is on a card, with a second run of the layers, or layer by layer."""
+    if device.kind != "cpu":
+        yield (_IN_BACKWARD,)
+    yield "checkpoint", _IN_BACKWARD
     yield f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}", _IN_BACKWARD
 
 

@@ -107,11 +107,11 @@ class Rehearsal:
         return self._as_they_are.get(recipe)
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
-        """The parts with this recipe's rows and tokens, whatever they were played with."""
+        """The parts with this recipe's rows and tokens, whatever they were played with; some cannot be in slices."""
         job = self.company.job
         parts = replace(parts, slice_rows=job.batch_size, max_length=job.max_length, pool=0)
         for strategy in recipe.strategies:
-            if strategy.shapes_only:
+            if strategy.shapes_only or strategy.steps_in_pass:
                 parts = strategy.apply(parts)
         return parts
 
