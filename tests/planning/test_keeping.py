@@ -40,6 +40,7 @@ def ctrl_c_counts() -> Iterator[None]:
 @pytest.mark.usefixtures("ctrl_c_counts")
 def test_ctrl_c_ends_it_at_once() -> None:
     def interrupt_and_plan_on(planner: object) -> None:
+        time.sleep(1)  # until it is waited for: within a finalizer Python drops what a signal raises
         os.kill(os.getppid(), signal.SIGINT)
         time.sleep(60)
 
