@@ -35,9 +35,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "bert-base-chinese": ("1.2GB", "1.3GB", "1.5GB", "2GB", "2.5GB", "3GB", "5GB"),
     "t5-small": ("1GB", "1.2GB", "1.5GB", "2GB"),
     "gpt2": ("1.3GB", "2GB", "3GB"),
-    "ModernBERT-base": ("1.5GB", "2GB", "3GB", "4GB"),
+    "deberta-v3-base": ("1.8GB", "2.5GB", "4GB"),
     "chinese-macbert-large": ("2.4GB", "4GB", "6GB"),
-    "roberta-large": ("3GB",),
+    "bert-large-uncased": ("3GB",),
 }
 
 

@@ -368,7 +368,7 @@ def model_without(tiny_model: Path, target: Path, *patterns: str) -> Path:
     ("patterns", "says"),
     [
         (["config.json"], "has no config.json"),
-        (["tokenizer*", "vocab*", "special*"], "tokenizer"),
+        (["tokenizer*", "vocab*", "special*"], "has no tokenizer: put tokenizer.json"),
         (["*.safetensors"], "--random-weights"),
     ],
 )
@@ -377,6 +377,14 @@ def test_half_a_model(
 ) -> None:
     model = model_without(tiny_model, tmp_path / "model", *patterns)
     expect_refused(run(*quick(model, reviews, tmp_path / "run")), says, tmp_path / "run")
+
+
+def test_a_shape_without_a_tokenizer(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    """Of a kind whose tokenizer transformers cannot guess."""
+    model = model_without(tiny_model, tmp_path / "model", "tokenizer*", "vocab*", "special*")
+    (model / "config.json").write_text('{"model_type": "modernbert"}')
+    said = "has no tokenizer: put tokenizer.json"
+    expect_refused(run(*quick(model, reviews, tmp_path / "run"), "--random-weights"), said, tmp_path / "run")
 
 
 @pytest.mark.parametrize("content", ["{broken", "[]", '{"model_type": "nothing-known"}'])

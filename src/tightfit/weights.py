@@ -15,6 +15,8 @@ from tightfit.oom import is_out_of_memory
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+_NO_TOKENIZER = "'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json."
+
 
 def load_config(name: str, **changes: Any) -> PretrainedConfig:
     """The model's shape, with the labels of the task put in."""
@@ -33,7 +35,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     with _clear_errors(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ModelError(f"'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json.")
+        raise ModelError(_NO_TOKENIZER.format(name=name))
     # Right padding keeps every token's position when a slice's padding is trimmed.
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
@@ -129,6 +131,8 @@ def _sentence(name: str, what: str, error: Exception) -> str:
         )
     if isinstance(error, UnpicklingError):
         return f"The weights in '{name}' are a pickle that cannot be loaded safely: convert them to safetensors."
+    if what == "tokenizer" and "backend tokenizer" in first_line:
+        return _NO_TOKENIZER.format(name=name)
     if Path(name).is_dir():
         hint = " Add --random-weights to use only the model's shape." if what == "weights" else ""
         return f"The {what} of the model in '{name}' cannot be loaded: {first_line}.{hint}"
