@@ -38,17 +38,6 @@ HEADINGS = {
         "en": ("model", "runs", "died", "budgets", "measured peak / budget", "measured / foretold"),
         "zh": ("模型", "次数", "中断", "预算", "实测峰值 / 预算", "实测 / 预测"),
     },
-    "regret": {
-        "en": (
-            "model",
-            "budget",
-            "the plan",
-            "slower than the fastest",
-            "pairs in the foretold order",
-            "times foretold",
-        ),
-        "zh": ("模型", "预算", "方案", "比最快的慢", "次序与预测相同的配对", "时间预测误差"),
-    },
     "ladder": {
         "en": ("", "whole process", "foretold", "time of a step"),
         "zh": ("", "整个进程", "预测", "每步用时"),
@@ -173,17 +162,6 @@ def promise(language: str) -> str:
         spread = f"{min(used):.2f} – {max(used):.2f}", f"{min(ratios):.3f} – {max(ratios):.3f}"
         rows.append((model, str(len(chosen)), str(len(chosen) - len(done)), budgets, *spread))
     return table(HEADINGS["promise"][language], rows)
-
-
-def regret(language: str) -> str:
-    """The chosen recipe beside the other ones that fit, measured."""
-    rows = []
-    for name, case in json.loads((RECORDS / "regret.json").read_text("utf-8"))["cases"].items():
-        errors = [run["foretold_seconds"] / run["seconds_per_step"] - 1 for run in case["runs"]]
-        plan = f"`{' '.join(case['runs'][0]['recipe'])}`"
-        pairs = f"{case['pairs_in_order']} / {case['pairs']}"
-        rows.append((*name.split(), plan, f"{case['regret']:.0%}", pairs, f"{min(errors):+.0%} … {max(errors):+.0%}"))
-    return table(HEADINGS["regret"][language], rows)
 
 
 def gib(size: int) -> str:
@@ -350,7 +328,6 @@ BLOCKS = {
     "tree": tree,
     "answers": answers,
     "promise": promise,
-    "regret": regret,
     "quality": quality,
     "ladder": ladder,
     "rungs-macbert-large": rungs("rungs-macbert-large"),
