@@ -33,11 +33,12 @@ def masks(kind: str, rows: int, length: int) -> torch.Tensor | None:
         "none": None,
         "padding": padding.expand(rows, 1, length, length),
         "causal": torch.ones(length, length).tril().bool()[None, None],
+        "causal without a mask": torch.ones(length, length).tril().bool()[None, None],
         "numbers": torch.randn(rows, 1, 1, length),
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["none", "padding", "causal", "numbers"])
+@pytest.mark.parametrize("kind", ["none", "padding", "causal", "causal without a mask", "numbers"])
 @pytest.mark.parametrize("tile", [1, 1200, 1 << 18])
 def test_outputs_and_gradients_are_those_of_plain_attention(
     kind: str, tile: int, monkeypatch: pytest.MonkeyPatch
@@ -53,7 +54,9 @@ def test_outputs_and_gradients_are_those_of_plain_attention(
         for s in range(0, 5, rows_at_once)
     ]
     expected = plain(query, key, value, mask, torch.cat(drawn))
-    found, _ = attention.attend(SimpleNamespace(is_causal=False), query, key, value, mask, dropout=DROPPED)
+    causal = kind == "causal without a mask"
+    given = None if causal else mask
+    found, _ = attention.attend(SimpleNamespace(is_causal=causal), query, key, value, given, dropout=DROPPED)
     assert torch.allclose(found, expected, atol=1e-6)
     arriving = torch.randn_like(expected)
     theirs = torch.autograd.grad(expected, (query, key, value), arriving)

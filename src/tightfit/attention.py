@@ -46,14 +46,16 @@ def attend(
 
     causal = settings.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    if not dropout or query.dtype is not torch.float32 or (causal and attention_mask is None):
+    hides_later = bool(causal) and attention_mask is None and query.shape[2] > 1
+    in_cache = hides_later and query.shape[2] != key.shape[2]  # some keys are of earlier calls
+    if not dropout or query.dtype is not torch.float32 or in_cache:
         given = (module, query, key, value, attention_mask)
         return sdpa_attention_forward(*given, dropout=dropout, scaling=scaling, **settings)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = _Attention.apply(query, key, value, _as_numbers(attention_mask), scale, dropout)
+    out = _Attention.apply(query, key, value, _as_numbers(attention_mask), hides_later, scale, dropout)
     return out.transpose(1, 2), None
 
 
@@ -72,6 +74,8 @@ class _Tiles:
     query: torch.Tensor
     key: torch.Tensor
     mask: torch.Tensor | None
+    hides_later: bool
+    """Whether no token sees a later one, where no mask says so."""
     scale: float
     dropped: float
     seed: int | None
@@ -83,18 +87,21 @@ class _Tiles:
         at_once = min(rows, max(1, _TILE // (heads * length * others)))
         scores, shares = (self.query.new_empty(at_once * heads, length, others) for _ in range(2))
         keep = torch.empty(scores.shape, dtype=torch.bool)
+        later = torch.ones(length, others, dtype=torch.bool).triu_(1) if self.hides_later else None
         for start in each(range(0, rows, at_once), rows / at_once, like=self.query):
             here = slice(start, min(start + at_once, rows))
             count = (here.stop - start) * heads
-            self._score(here, scores[:count])
+            self._score(here, scores[:count], later)
             torch.softmax(scores[:count], dim=-1, out=shares[:count])
             yield here, shares[:count], chance.keep(keep[:count], self.dropped)
 
-    def _score(self, here: slice, room: torch.Tensor) -> None:
+    def _score(self, here: slice, room: torch.Tensor, later: torch.Tensor | None) -> None:
         torch.bmm(_flat(self.query[here]), _flat(self.key[here]).transpose(1, 2), out=room).mul_(self.scale)
         if self.mask is not None:
             mask = self.mask if self.mask.shape[0] == 1 else self.mask[here]
             room.view(here.stop - here.start, -1, *room.shape[1:]).add_(mask)
+        if later is not None:
+            room.masked_fill_(later, torch.finfo(room.dtype).min)
 
 
 class _Room:
@@ -119,11 +126,12 @@ class _Attention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
+        hides_later: bool,
         scale: float,
         dropped: float,
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value, mask)
-        ctx.settings = scale, dropped, draw_seed(query)
+        ctx.settings = hides_later, scale, dropped, draw_seed(query)
         out, room = _empty_like(query, value.shape[-1]), _Room(query)
         for here, shares, keep in _Tiles(query, key, mask, *ctx.settings):
             room.product(shares.mul_(keep), _flat(value[here]), out[here])
@@ -132,7 +140,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[no-untyped-def]
         query, key, value, mask = ctx.saved_tensors
-        scale, dropped, _ = ctx.settings
+        _, scale, dropped, _ = ctx.settings
         to_query, to_key, to_value = (_empty_like(t, t.shape[-1]) for t in (query, key, value))
         room, slopes = _Room(query), None
         for here, shares, keep in _Tiles(query, key, mask, *ctx.settings):
@@ -144,7 +152,7 @@ class _Attention(torch.autograd.Function):
             room.product(shares, _flat(key[here]), to_query[here])
             room.product(shares.transpose(1, 2), _flat(query[here]), to_key[here])
         undropped = 1 / (1 - dropped)
-        return to_query.mul_(scale * undropped), to_key.mul_(scale * undropped), to_value.mul_(undropped), *[None] * 3
+        return to_query.mul_(scale * undropped), to_key.mul_(scale * undropped), to_value.mul_(undropped), *[None] * 4
 
 
 def _flat(tile: torch.Tensor) -> torch.Tensor:

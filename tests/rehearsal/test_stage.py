@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,15 @@ def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, mon
 def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str) -> None:
     small_config("Bert", **DROPOUT).save_pretrained(tmp_path)
     foretold, found = played(tmp_path, recipe), played(tmp_path, recipe, shapes_only=False)
+    for moment in ("forward", "backward"):
+        assert total(foretold[moment]) == pytest.approx(total(found[moment]), rel=0.02), moment
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_causal_model_keeps_no_scores_with_a_mask_or_without(tmp_path: Path, padded: bool) -> None:
+    small_config("GPT2", attn_pdrop=0.1).save_pretrained(tmp_path)
+    extents = replace(EXTENTS, padded=padded)
+    foretold, found = (played(tmp_path, "attention", extents, shapes_only=alone) for alone in (True, False))
     for moment in ("forward", "backward"):
         assert total(foretold[moment]) == pytest.approx(total(found[moment]), rel=0.02), moment
 
