@@ -9,6 +9,7 @@ from tightfit.report.printing import print_json, stdout
 
 
 def label_to_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
+    """All of a file, and how many rows of it."""
     from tightfit.labelling import label_file
     from tightfit.report.screen import Screen
 
@@ -24,6 +25,7 @@ def label_to_file(run: Path, data: str, out: Path, device: str | None, text: str
 
 
 def label_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
+    """Texts as they were typed, two for each pair if the model reads pairs."""
     from tightfit.inference import predict as run_prediction
     from tightfit.record import load_run
     from tightfit.report.screen import Screen

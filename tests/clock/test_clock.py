@@ -124,6 +124,14 @@ def test_rates_of_a_busy_machine_are_not_kept(
     assert (rates.note is None) == quiet[0]
 
 
+def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
+    """A burst of somebody else's work makes one size dear in one round, and hardly the same one in the next."""
+    first = Rates({PASS: [(1.0, 2.0), (9.0, 8.0)]}, 5.0, {"adamw": 1.0, "adafactor": 7.0})
+    second = Rates({PASS: [(1.0, 6.0), (9.0, 3.0)]}, 4.0, {"adamw": 2.0, "adafactor": 3.0})
+    expected = Rates({PASS: [(1.0, 2.0), (9.0, 3.0)]}, 4.0, {"adamw": 1.0, "adafactor": 3.0})
+    assert measured.fastest([first, second]) == expected
+
+
 def test_rates_are_set_right_by_a_small_and_a_large_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "_times", lambda run, count: [1.0])
     tables = [measured._layer(*shape)[0] for shape in ((1, 8, 64), (8, 32, 128))]

@@ -139,13 +139,14 @@ def _round() -> _Round:
 
 def fastest(rounds: Sequence[Rates]) -> Rates:
     """Of every price the lowest: what else the machine does only makes them higher."""
-    curves = {
-        sort: [min(points, key=lambda point: point[1]) for points in zip(*alike, strict=True)]
-        for sort in rounds[0].curves
-        for alike in [[each.curves[sort] for each in rounds]]
-    }
-    optimizers = {name: min(r.optimizers[name] for r in rounds) for name in rounds[0].optimizers}
-    return Rates(curves, min(r.call for r in rounds), optimizers)
+    optimizers = {name: min(each.optimizers[name] for each in rounds) for name in rounds[0].optimizers}
+    curves = {sort: _lowest([each.curves[sort] for each in rounds]) for sort in rounds[0].curves}
+    return Rates(curves, min(each.call for each in rounds), optimizers)
+
+
+def _lowest(curves: Sequence[Curve]) -> Curve:
+    """Of every size the lowest price."""
+    return [min(points, key=lambda point: point[1]) for points in zip(*curves, strict=True)]
 
 
 def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
