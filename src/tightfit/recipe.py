@@ -31,10 +31,6 @@ class Recipe:
         """The recipe as the user would write it."""
         return [strategy.word for strategy in self.strategies]
 
-    def without(self, part: str) -> Recipe:
-        """The recipe with the usual choice for a part, such as the optimizer."""
-        return Recipe(tuple(s for s in self.strategies if s.chooses != part))
-
     def without_shapes(self) -> Recipe:
         """The recipe without what changes only how many rows and tokens go through at once."""
         return Recipe(tuple(s for s in self.strategies if not s.shapes_only))
@@ -45,7 +41,7 @@ class Recipe:
 
     def passing(self) -> Recipe:
         """Only what has to do with how gradients are computed."""
-        return Recipe(tuple(s for s in self.strategies if s.chooses != "optimizer" and not s.steps_in_pass))
+        return Recipe(tuple(s for s in self.strategies if not s.steps_only and not s.steps_in_pass))
 
     @property
     def optimizer(self) -> str:

@@ -151,6 +151,8 @@ class Strategy(ABC):
     """Whether it changes nothing but how many rows and tokens go through the model at once."""
     passes_only: ClassVar[bool] = False
     """Whether it changes how gradients are computed and nothing of what is then done with them."""
+    steps_only: ClassVar[bool] = False
+    """Whether it changes what is done with gradients and nothing of how they are computed."""
     steps_in_pass: ClassVar[bool] = False
     """Whether the optimizer steps inside the backward pass, so that the two cannot be told apart."""
     scales: ClassVar[bool] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.planning.candidates import candidates, last_resorts
 from tightfit.planning.keeping import Keeping
 from tightfit.planning.planner import Planner
+from tightfit.planning.plans import Option
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.accuracy import WANDERS
@@ -37,12 +39,16 @@ def smallest(planner: Planner) -> int:
     return error.value.plan.chosen.at_most
 
 
+def looked_at(planner: Planner) -> list[Option]:
+    return [planner._option(draft) for draft in planner._drafts.values() if draft]
+
+
 def test_with_room_for_all_the_result_stays_the_same(planner: Planner) -> None:
     plan = planner.plan(budget(1 << 40), ANY)
     assert plan.fits
     assert plan.chosen.result is Result.SAME
-    known = [option for option in planner._known.values() if option and option.result is Result.SAME]
-    assert plan.chosen.seconds_per_step == min(option.seconds_per_step for option in known)
+    gentle = [option for option in looked_at(planner) if option.result is Result.SAME]
+    assert plan.chosen.seconds_per_step == min(option.seconds_per_step for option in gentle)
 
 
 def test_nothing_that_fits_is_gentler_or_as_gentle_and_faster(planner: Planner) -> None:
@@ -52,10 +58,41 @@ def test_nothing_that_fits_is_gentler_or_as_gentle_and_faster(planner: Planner) 
         size = int(least + share * (plain.at_most - least))
         plan = planner.plan(budget(size), ANY)
         rank = ORDER.index(plan.chosen.result), plan.chosen.seconds_per_step
-        fitting = [o for o in planner._known.values() if o and o.at_most <= size and o.result is not Result.DIFFERENT]
+        fitting = [o for o in looked_at(planner) if o.at_most <= size and o.result is not Result.DIFFERENT]
         assert plan.chosen.at_most <= size
         assert rank == min((ORDER.index(o.result), o.seconds_per_step) for o in fitting)
         assert all(option.at_most <= size for option in plan.alternatives)
+
+
+def test_alternatives_are_apart_in_time_and_the_smallest_is_among_them(planner: Planner) -> None:
+    """What takes as long as another, as far as anybody can tell, is none."""
+    plan = planner.plan(budget(1 << 40), ANY)
+    *shown, last = plan.chosen, *plan.alternatives
+    seconds = sorted(option.seconds_per_step for option in shown)
+    assert len(seconds) > 1
+    assert all(longer > 1.05 * shorter for shorter, longer in pairwise(seconds))
+    allowed = [option for option in looked_at(planner) if option.result is not Result.DIFFERENT]
+    assert last.peak == min(option.peak for option in allowed)
+
+
+@pytest.mark.parametrize("card", [None, "GTX 1650 4GB"])
+def test_a_draft_takes_no_more_than_its_bill(tmp_path: Path, card: str | None) -> None:
+    """So what is set aside because of its draft would not have fitted."""
+    device = CARDS[card] if card else CPU
+    planner = planner_of(tmp_path, device)
+    planner.plan(budget(1 << 40, device), ANY)
+    drafts = [draft for draft in planner._drafts.values() if draft]
+    assert len(drafts) > 20
+    for draft in drafts:
+        assert 0 <= planner._option(draft).peak - draft.at_least < (64 << 20)
+
+
+def test_on_a_card_only_what_is_shown_is_written_out(tmp_path: Path) -> None:
+    """A card's allocator is replayed block by block: for all that is looked at it would take a minute."""
+    card = CARDS["GTX 1650 4GB"]
+    planner = planner_of(tmp_path, card)
+    planner.plan(budget(1 << 40, card), ANY)
+    assert len(planner._options) < len(planner._drafts) / 4
 
 
 def test_less_memory_never_means_a_gentler_or_faster_recipe(planner: Planner) -> None:
@@ -81,7 +118,7 @@ def test_where_nothing_fits_the_closest_plan_says_what_would(planner: Planner) -
 
 def test_different_is_taken_only_where_it_is_allowed(planner: Planner) -> None:
     least = smallest(planner)
-    changed = [o for o in planner._known.values() if o and o.result is Result.DIFFERENT]
+    changed = [o for o in looked_at(planner) if o.result is Result.DIFFERENT]
     size = min(option.at_most for option in changed)
     assert size < least, "else there is nothing to allow"
     with pytest.raises(DoesNotFit) as error:
@@ -143,7 +180,7 @@ def test_for_a_card_sixteen_bits_are_looked_at(tmp_path: Path) -> None:
     planner = planner_of(tmp_path, card)
     plan = planner.plan(budget(1 << 40, card), Wishes.of(use=["adafactor"]))
     assert "attention" not in plan.recipe.words
-    seen = {s.name for o in planner._known.values() if o for s in o.recipe.strategies}
+    seen = {s.name for o in looked_at(planner) for s in o.recipe.strategies}
     assert "mixed-precision" in seen
 
 
@@ -181,7 +218,7 @@ def test_what_is_not_installed_is_not_taken_and_the_plan_says_how_to_have_it(
     monkeypatch.setattr(STRATEGIES["adamw-8bit"], "needs", "no_such_package")
     planner = planner_of(tmp_path)
     plan = planner.plan(budget(smallest(planner)), ANY)
-    seen = {s.name for o in planner._known.values() if o for s in o.recipe.strategies}
+    seen = {s.name for o in looked_at(planner) for s in o.recipe.strategies}
     assert "adamw-8bit" not in seen
     assert any("pip install no_such_package" in reason for reason in plan.refused)
     with pytest.raises(RecipeError, match=r"needs the package no_such_package: pip install no_such_package\.$"):

@@ -18,7 +18,7 @@ from tightfit.rehearsal import ahead
 from tightfit.rehearsal.ahead import play_ahead
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.rehearsal.rehearsal import Rehearsal, _halves
 from tightfit.strategies import STRATEGIES
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
@@ -35,10 +35,24 @@ def rehearsal(folder: Path, device: Device = CPU) -> Rehearsal:
 def test_spliced_bills_are_those_of_whole_plays(
     tmp_path: Path, device: Device, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _is_as_whole(tmp_path, device, words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["checkpoint offload-optimizer", "mixed-precision adafactor", "mixed-precision offload-optimizer adamw-16bit"],
+)
+def test_so_are_those_of_what_only_cards_do(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _is_as_whole(tmp_path, CARDS["T4 16GB"], words, monkeypatch)
+
+
+def _is_as_whole(folder: Path, device: Device, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe.parse(words.split())
-    spliced = rehearsal(tmp_path, device).bill(recipe)
+    assert _halves(recipe) is not None
+    spliced = rehearsal(folder, device).bill(recipe)
     monkeypatch.setattr(Rehearsal, "_spliced", lambda *_: None)
-    assert spliced.moments == rehearsal(tmp_path, device).bill(recipe).moments
+    whole = rehearsal(folder, device).bill(recipe)
+    assert (spliced.moments, spliced.host) == (whole.moments, whole.host)
 
 
 @pytest.mark.skipif(cores() < 2, reason="needs two cores and fork")

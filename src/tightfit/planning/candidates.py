@@ -28,7 +28,7 @@ def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -
     for bits, optimizer, order in product(_bits(device), _optimizers(device), ("", "bucket")):
         if order and optimizer in _EXACT and not bits:
             continue  # would be the only strategy that changes the result
-        in_backward = _in_backward(device, batch) if _may_step_in_backward(device, optimizer, order, wishes) else ()
+        in_backward = _in_backward(device, batch) if _may_step_in_backward(optimizer, order, wishes) else ()
         for words in (*_after_backward(batch), *in_backward):
             recipe = _recipe((kernels, bits, optimizer, order, *words), wishes)
             if recipe is not None:
@@ -66,10 +66,8 @@ def _after_backward(batch: int) -> Iterator[tuple[str, ...]]:
         yield from ((again, f"slice:size={size}") for size in _halves(batch))
 
 
-def _may_step_in_backward(device: Device, optimizer: str, order: str, wishes: Wishes) -> bool:
-    """On a processor only where that is smallest and fastest: texts of like length, and the leanest optimizer."""
-    if device.kind != "cpu":
-        return not order
+def _may_step_in_backward(optimizer: str, order: str, wishes: Wishes) -> bool:
+    """Only where that is smallest and fastest: texts of like length, and the leanest optimizer."""
     there = [name for name in _OPTIMIZERS if name not in wishes.avoided and STRATEGIES[name].is_there()]
     return optimizer in there[-1:] and bool(order) == ("bucket" not in wishes.avoided)
 

@@ -17,7 +17,7 @@ from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
 from tightfit.planning.advice import length_advice
 from tightfit.planning.candidates import candidates, different, last_resorts
-from tightfit.planning.plans import Option, Plan
+from tightfit.planning.plans import Draft, Option, Plan
 from tightfit.planning.reasons import reasons_for, refusals
 from tightfit.planning.ways_out import ways_out
 from tightfit.planning.wishes import Wishes
@@ -36,7 +36,8 @@ class Planner:
 
     rehearsal: Rehearsal
     clock: Clock
-    _known: dict[Recipe, Option | None] = field(default_factory=dict)
+    _drafts: dict[Recipe, Draft | None] = field(default_factory=dict)
+    _options: dict[Recipe, Option] = field(default_factory=dict)
     _passes: dict[Recipe, float] = field(default_factory=dict)
     _refused: dict[str, str] = field(default_factory=dict)
 
@@ -47,48 +48,79 @@ class Planner:
 
     def plan(self, budget: Budget, wishes: Wishes) -> Plan:
         """The fastest of the gentlest recipes that fit; DoesNotFit, with the closest plan, where none does."""
-        options = self._allowed(budget, wishes)
-        fitting = sorted((o for o in options if o.keeps_to(budget)), key=_preference)
+        drafts = self._allowed(budget, wishes)
+        fitting = self._fitting(drafts, budget)
         if fitting:
-            return self._plan(budget, fitting[0], fitting[1:], wishes)
-        closest = min(options, key=lambda option: option.at_most)
-        changed = self._look_at(self._different(wishes))
-        plan = self._plan(budget, closest, [], wishes, tuple(ways_out(self, budget, closest, changed, wishes)))
+            return self._plan(budget, fitting[0], [*fitting[1:], *self._smaller(drafts, fitting, budget)], wishes)
+        closest = self._closest(drafts)
+        changed = self._fitting(self._look_at(self._different(wishes)), budget)
+        plan = self._plan(budget, closest, [], wishes, tuple(ways_out(self, closest, changed, wishes)))
         raise DoesNotFit(plan)
 
     def option(self, recipe: Recipe) -> Option | None:
         """What a recipe takes; None if it cannot be used with this model, on this device."""
-        if recipe not in self._known:
-            self._known[recipe] = self._rehearse(recipe)
-        return self._known[recipe]
+        draft = self._draft(recipe)
+        return self._option(draft) if draft is not None else None
 
     def refusal(self, recipe: Recipe) -> str | None:
         """Why a recipe that was asked for cannot be used."""
         return self._refused.get(" ".join(recipe.words))
 
-    def _allowed(self, budget: Budget, wishes: Wishes) -> list[Option]:
+    def _allowed(self, budget: Budget, wishes: Wishes) -> list[Draft]:
         """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
         device, batch = self.rehearsal.company.device, self.rehearsal.company.job.batch_size
         attention = self._attention_works(wishes)
-        options = self._look_at(candidates(device, batch, wishes, attention=attention))
-        options = [o for o in options if _ORDER.index(o.result) <= _ORDER.index(wishes.allow)] or options
-        if not any(option.keeps_to(budget) for option in options):
-            options += self._look_at(last_resorts(device, batch, wishes, attention=attention))
-        if wishes.allow is Result.DIFFERENT and not any(option.keeps_to(budget) for option in options):
-            options += self._look_at(self._different(wishes))
-        return self._checked(options)
+        drafts = self._look_at(candidates(device, batch, wishes, attention=attention))
+        drafts = [d for d in drafts if _rank(d) <= _ORDER.index(wishes.allow)] or drafts
+        if not self._any_fits(drafts, budget):
+            drafts += self._look_at(last_resorts(device, batch, wishes, attention=attention))
+        if wishes.allow is Result.DIFFERENT and not self._any_fits(drafts, budget):
+            drafts += self._look_at(self._different(wishes))
+        return self._checked(drafts)
 
-    def _checked(self, options: list[Option]) -> list[Option]:
-        if not options:
+    def _checked(self, drafts: list[Draft]) -> list[Draft]:
+        if not drafts:
             reason = next(iter(self._refused.values()), "what is pinned and what is avoided leave no recipe")
             raise RecipeError(f"No recipe can be made: {reason}")
-        return options
+        return drafts
 
-    def _look_at(self, recipes: Iterable[Recipe]) -> list[Option]:
+    def _fitting(self, drafts: Iterable[Draft], budget: Budget) -> list[Option]:
+        """The best few. Neither other sizes of the same strategies nor what takes as long are alternatives."""
+        best: list[Draft] = []
+        for draft in sorted(drafts, key=lambda draft: (_rank(draft), draft.seconds_per_step)):
+            if not any(draft.is_like(other) for other in best) and self._fits(draft, budget):
+                best.append(draft)
+            if len(best) > _ALTERNATIVES:
+                break
+        return [self._option(draft) for draft in best]
+
+    def _smaller(self, drafts: Iterable[Draft], shown: list[Option], budget: Budget) -> list[Option]:
+        """The smallest of all, where that is none of those that are shown."""
+        smallest = self._option(min(drafts, key=lambda draft: draft.at_least))
+        return [smallest] if smallest.peak < min(o.peak for o in shown) and smallest.keeps_to(budget) else []
+
+    def _closest(self, drafts: Iterable[Draft]) -> Option:
+        """The smallest, its margin included; of most drafts the least they take tells that they are not it."""
+        closest: Option | None = None
+        for draft in sorted(drafts, key=lambda draft: draft.at_least):
+            if closest is not None and draft.at_least >= closest.at_most:
+                break
+            option = self._option(draft)
+            closest = option if closest is None or option.at_most < closest.at_most else closest
+        assert closest is not None  # there is always a draft
+        return closest
+
+    def _any_fits(self, drafts: Iterable[Draft], budget: Budget) -> bool:
+        return any(self._fits(draft, budget) for draft in sorted(drafts, key=lambda draft: draft.at_least))
+
+    def _fits(self, draft: Draft, budget: Budget) -> bool:
+        return draft.at_least <= budget.size and self._option(draft).keeps_to(budget)
+
+    def _look_at(self, recipes: Iterable[Recipe]) -> list[Draft]:
         recipes = list(dict.fromkeys(recipes))
-        play_ahead(self.rehearsal, [recipe for recipe in (Recipe(), *recipes) if recipe not in self._known])
-        found = [self.option(recipe) for recipe in recipes]
-        return [option for option in found if option is not None]
+        play_ahead(self.rehearsal, [recipe for recipe in (Recipe(), *recipes) if recipe not in self._drafts])
+        found = [self._draft(recipe) for recipe in recipes]
+        return [draft for draft in found if draft is not None]
 
     def _different(self, wishes: Wishes) -> Iterable[Recipe]:
         company = self.rehearsal.company
@@ -98,20 +130,31 @@ class Planner:
         """Worth taking on a processor wherever the model lets itself be changed; cards do it by themselves."""
         if self.rehearsal.company.device.kind != "cpu" or "attention" in wishes.avoided:
             return False
-        return self.option(Recipe.parse(["attention"])) is not None
+        return self._draft(Recipe.parse(["attention"])) is not None
 
-    def _rehearse(self, recipe: Recipe) -> Option | None:
+    def _draft(self, recipe: Recipe) -> Draft | None:
+        if recipe not in self._drafts:
+            self._drafts[recipe] = self._rehearse(recipe)
+        return self._drafts[recipe]
+
+    def _rehearse(self, recipe: Recipe) -> Draft | None:
         try:
-            bill = self.rehearsal.bill(recipe)
+            at_least = self.rehearsal.at_least(recipe)
         except RecipeError as error:
             self._refused[" ".join(recipe.words)] = str(error)
             return None
-        return Option(
-            recipe=recipe,
-            bill=bill,
-            seconds_per_step=self._pass_seconds(recipe) + self._update_seconds(recipe),
-            steps_per_epoch=self.rehearsal.lengths.per_epoch,
-        )
+        seconds = self._pass_seconds(recipe) + self._update_seconds(recipe)
+        return Draft(recipe=recipe, seconds_per_step=seconds, at_least=at_least)
+
+    def _option(self, draft: Draft) -> Option:
+        if draft.recipe not in self._options:
+            self._options[draft.recipe] = Option(
+                recipe=draft.recipe,
+                bill=self.rehearsal.bill(draft.recipe),
+                seconds_per_step=draft.seconds_per_step,
+                steps_per_epoch=self.rehearsal.lengths.per_epoch,
+            )
+        return self._options[draft.recipe]
 
     def _pass_seconds(self, recipe: Recipe) -> float:
         """Whatever the optimizer and where it steps, the pass is the same."""
@@ -135,27 +178,20 @@ class Planner:
             budget=budget,
             plain=plain,
             chosen=chosen,
-            why=tuple(reasons_for(chosen, plain, self._known)),
-            alternatives=tuple(_unlike(chosen, others)),
+            why=tuple(reasons_for(chosen, plain, self._looked_at)),
+            alternatives=tuple(others),
             refused=tuple(refusals(self._refused, chosen.recipe, budget.device, wishes)),
             advice=tuple(length_advice(self, chosen)),
             ways_out=ways,
         )
 
+    def _looked_at(self, recipe: Recipe) -> Option | None:
+        """What is known of a recipe, if it was among the candidates."""
+        return self.option(recipe) if recipe in self._drafts else None
 
-def _preference(option: Option) -> tuple[int, float]:
-    return _ORDER.index(option.result), option.seconds_per_step
 
-
-def _unlike(chosen: Option, others: list[Option]) -> list[Option]:
-    """The best of each set of strategies, and of all the smallest: other sizes of the same are no alternative."""
-    best: dict[tuple[str, ...], Option] = {}
-    for option in others:
-        best.setdefault(tuple(s.name for s in option.recipe.strategies), option)
-    best.pop(tuple(s.name for s in chosen.recipe.strategies), None)
-    shown = list(best.values())[:_ALTERNATIVES]
-    smallest = min(others, key=lambda option: option.peak, default=chosen)
-    return shown if smallest.peak >= min(o.peak for o in [chosen, *shown]) else [*shown, smallest]
+def _rank(draft: Draft) -> int:
+    return _ORDER.index(draft.recipe.result)
 
 
 @lru_cache(maxsize=4)

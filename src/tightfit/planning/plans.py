@@ -12,6 +12,24 @@ from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill
 from tightfit.strategy import Result
 
+_APART = 1.08  # times foretold closer than this may well be the other way round
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """As much of a recipe as puts it in order: a bill takes longer to write."""
+
+    recipe: Recipe
+    seconds_per_step: float
+    at_least: int
+    """Bytes; the peak is no less."""
+
+    def is_like(self, other: Draft) -> bool:
+        """Whether both have the same strategies, whatever their settings, or nobody could say which takes longer."""
+        mine, others = ([strategy.name for strategy in draft.recipe.strategies] for draft in (self, other))
+        shorter, longer = sorted((self.seconds_per_step, other.seconds_per_step))
+        return mine == others or longer < _APART * shorter
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +43,12 @@ class Reason:
         }
 
 
-def reasons_for(chosen: Option, plain: Option, known: Mapping[Recipe, Option | None]) -> Iterator[Reason]:
-    """One for each strategy."""
+def reasons_for(chosen: Option, plain: Option, look: Callable[[Recipe], Option | None]) -> Iterator[Reason]:
+    """One for each strategy; `look` tells what it would be without."""
     kinds = plain.bill.moments[plain.bill.moment]
     for strategy in chosen.recipe.strategies:
         share = sum(kinds[kind] for kind in strategy.frees) / plain.peak
-        yield Reason(strategy, share, known.get(chosen.recipe.leaving_out(strategy)), chosen)
+        yield Reason(strategy, share, look(chosen.recipe.leaving_out(strategy)), chosen)
 
 
 def refusals(refused: Mapping[str, str], chosen: Recipe, device: Device, wishes: Wishes) -> Iterator[str]:

@@ -12,7 +12,6 @@ from tightfit.clock import clock_for
 from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning import plan
-from tightfit.planning.file import changes, read_note, write_plan
 from tightfit.planning.plans import Plan
 
 
@@ -46,6 +45,8 @@ def run_plan(
     if odd:
         screen.say(odd)
     if out:
+        from tightfit.planning.file import write_plan
+
         write_plan(out, made)
         screen.say(f"{out} written: tightfit train {out} --out runs/mine")
     if export:
@@ -59,6 +60,8 @@ def from_plan(file: Path, job: Job, words: list[str], budget: str | None) -> tup
     content = load_yaml(file).get("plan")
     if content is None:
         return words, {}
+    from tightfit.planning.file import changes, read_note
+
     note = read_note(file, content)
     changed = changes(note, job)
     if changed:

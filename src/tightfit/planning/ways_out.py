@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tightfit.budget import Budget
 from tightfit.planning.plans import Option
 from tightfit.planning.wishes import Wishes
 from tightfit.strategy import Result
@@ -18,15 +17,14 @@ _MIB = 1 << 20
 _SMALLER = {"xlarge": "large", "large": "base"}  # sizes that families usually have
 
 
-def ways_out(planner: Planner, budget: Budget, closest: Option, changed: list[Option], wishes: Wishes) -> Iterator[str]:
-    """A larger budget, what --allow different would bring, a shorter text, a smaller model."""
+def ways_out(planner: Planner, closest: Option, changed: list[Option], wishes: Wishes) -> Iterator[str]:
+    """A larger budget, what --allow different would bring (`changed`, the fastest first), a smaller model."""
     needed = -(-closest.at_most // _MIB) * _MIB
     yield f"--budget {needed // _MIB}MB: the smallest that this model can be trained in here ({closest.title})"
     if wishes.avoided or wishes.pinned:
         yield "drop --use and --avoid: what they rule out may be what fits"
-    fitting = [option for option in changed if option.keeps_to(budget)]
-    if wishes.allow is not Result.DIFFERENT and fitting:
-        best = min(fitting, key=lambda option: option.seconds_per_step)
+    if wishes.allow is not Result.DIFFERENT and changed:
+        best = changed[0]
         yield f"--allow different: {best.recipe.strategies[-1].word} would fit, with {format_bytes(best.peak)}"
     name = planner.rehearsal.company.job.model
     larger = next((word for word in _SMALLER if word in name.rpartition("/")[2].lower()), None)

@@ -105,6 +105,13 @@ def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | No
     return moments
 
 
+def least_of(timeline: Timeline, extents: Sequence[Extent | None]) -> int:
+    """The most bytes that are alive at any moment: no allocator holds less."""
+    sizes, spans = timeline.read(extents)
+    total = timeline.live(np.where(timeline.on_host, 0, sizes)).sum(axis=1)
+    return max(int(total[span.start : span.end + 1].max()) for span in spans if span.moment in MOMENTS)
+
+
 def stretches_of(moment: str, spans: Sequence[Span]) -> list[slice]:
     """The ticks of a moment."""
     return [slice(span.start, span.end + 1) for span in spans if span.moment == moment]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tightfit.device import Device
 from tightfit.job import Job
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import Bill, host_peak, moments_of
+from tightfit.rehearsal.bill import Bill, host_peak, least_of, moments_of
 from tightfit.rehearsal.course import Course, course_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.performing import Company
@@ -79,6 +79,11 @@ class Rehearsal:
             trainable_parameters=played.performance.trainable_parameters,
             worst=str(shapes),
         )
+
+    def at_least(self, recipe: Recipe) -> int:
+        """Its peak without what an allocator adds, which takes long to tell for a card."""
+        played, parts = self.played(recipe)
+        return self._overhead + least_of(played.timeline, _extents(self._worst_shapes(parts), played))
 
     def course(self, recipe: Recipe) -> Course | None:
         """One step of it, with the largest tensors at the peak."""
@@ -177,7 +182,7 @@ def _as_it_is(recipe: Recipe) -> bool:
 
 def _halves(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
     """How its gradients are computed, and how it steps, where each can be played without the other."""
-    passing, stepping = recipe.without("optimizer"), recipe.stepping()
+    passing, stepping = recipe.passing(), recipe.stepping()
     inseparable = any(strategy.steps_in_pass for strategy in recipe.strategies)
     return None if inseparable or _as_it_is(recipe) or recipe in (passing, stepping) else (passing, stepping)
 

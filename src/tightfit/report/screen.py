@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -44,9 +46,11 @@ class Screen:
 
 def _silence_libraries() -> None:
     """The libraries' own progress bars and reports would tear ours apart."""
-    import datasets
     from transformers.utils import logging
 
-    datasets.disable_progress_bars()
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].disable_progress_bars()
+    else:  # it takes a second to import, and not every command reads data
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     logging.disable_progress_bar()
     logging.set_verbosity_error()

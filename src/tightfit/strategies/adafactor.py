@@ -27,6 +27,7 @@ class Adafactor(Strategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "keeps the optimizer's memory per row and column, not per parameter"
     chooses: ClassVar[str | None] = "optimizer"
+    steps_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, optimizer=self.build)

@@ -26,6 +26,7 @@ class AdamW(Strategy):
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "the default optimizer, fused where the device can"
     chooses: ClassVar[str | None] = "optimizer"
+    steps_only: ClassVar[bool] = True
 
     fused: bool = True
     """Use torch's one-pass kernel where there is one."""

@@ -27,6 +27,7 @@ class AdamW16Bit(Strategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "AdamW that remembers in 16 bits, the second moment rounded by chance"
     chooses: ClassVar[str | None] = "optimizer"
+    steps_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, optimizer=self.build)

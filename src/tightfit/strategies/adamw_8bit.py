@@ -29,6 +29,7 @@ class AdamW8Bit(Strategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "AdamW that remembers in 8 bits; needs the package bitsandbytes"
     chooses: ClassVar[str | None] = "optimizer"
+    steps_only: ClassVar[bool] = True
     needs: ClassVar[str | None] = "bitsandbytes"
 
     def apply(self, parts: Parts) -> Parts:

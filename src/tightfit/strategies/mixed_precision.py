@@ -27,6 +27,7 @@ class MixedPrecision(Strategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "computes in 16 bits (bf16, or fp16 with scaled gradients), weights stay in 32"
     chooses: ClassVar[str | None] = "number format"
+    passes_only: ClassVar[bool] = True
 
     dtype: Literal["auto", "bf16", "fp16"] = "auto"
     """auto takes bf16 where the device has it."""

@@ -32,6 +32,7 @@ class OffloadOptimizer(Strategy):
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "the optimizer remembers and steps in the machine's own memory, not on the card"
     cards_only: ClassVar[bool] = True
+    steps_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         refuse_without_card(self.name, parts.device)
