@@ -1,8 +1,10 @@
 """Every layer of BERT-Large in little memory: our recipes beside transformers.Trainer, step by step in turns.
 
 Each contestant is a process of its own that runs the real thing (tightfit's command line, the tutorials' script) and
-waits at every step for its turn, so all meet the machine in the same mood and the same batch. Shape of macbert-large
-with random weights, real reviews. Needs ../shared. Writes records/ladder.json.
+waits at every step for its turn, so all meet the machine in the same mood. A recipe with `bucket` meets other batches,
+some short and some long: its steps are weighed by what is foretold for them, and the usual step of an epoch told from
+that; Trainer's are all as long. Shape of macbert-large with random weights, real reviews. Needs ../shared. Writes
+records/ladder.json.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from own_batches import foretold_of
 from quality import ROOT, SHARED, split, write
+from tightfit import Job
 
 RECORD = ROOT / "records" / "ladder.json"
 MODEL = "chinese-macbert-large"
 BATCH, LENGTH = 32, 128
 RECIPES = [
-    "attention slice-layers:size=8 adafactor step-in-backward",
-    "attention slice-layers:size=8 adamw-16bit step-in-backward",
+    "attention slice-layers:size=8,layers=2 bucket adafactor step-in-backward",
+    "attention slice-layers:size=4,layers=2 bucket adafactor step-in-backward",
+    "attention slice-layers:size=8 bucket adamw-16bit step-in-backward",
 ]
 BASELINE = "transformers.Trainer"
 WARM_UP = 1
@@ -48,7 +53,9 @@ def main() -> None:
             for contestant in contestants:
                 contestant.take_turn()
                 print(step, f"{contestant.seconds[-1]:.1f} s", contestant.name, flush=True)
-        record = summary(contestants, given.layers)
+        job = Job(model=str(model), data=files[1], validation=files[3], random_weights=True)
+        weighed = foretold_of(job, [recipe.split() for recipe in given.recipes], WARM_UP, given.steps)
+        record = summary(contestants, list(weighed), given.layers)
     given.record.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(json.dumps(record, indent=1))
 
@@ -93,14 +100,24 @@ class Contestant:
         return self.seconds[WARM_UP:]
 
 
-def summary(contestants: list[Contestant], layers: int | None) -> dict[str, Any]:
+def summary(
+    contestants: list[Contestant], weighed: list[tuple[float, list[float]]], layers: int | None
+) -> dict[str, Any]:
+    """For each the seconds of an epoch's usual step, and what share of the baseline's that is."""
     plain = contestants[0]
+    usual = {plain.name: plain.steady}
+    for contestant, (step, met) in zip(contestants[1:], weighed, strict=True):
+        usual[contestant.name] = [
+            step * seconds / foretold for seconds, foretold in zip(contestant.steady, met, strict=True)
+        ]
     runs = {}
     for contestant in contestants:
-        ratios = [a / b for a, b in zip(contestant.steady, plain.steady, strict=True)]
+        seconds = usual[contestant.name]
+        ratios = [a / b for a, b in zip(seconds, plain.steady, strict=True)]
         quarters = statistics.quantiles(ratios, n=4)
         runs[contestant.name] = contestant.result() | {
-            "ratio": sum(contestant.steady) / sum(plain.steady),
+            "seconds_per_step": statistics.median(seconds),
+            "ratio": statistics.median(seconds) / statistics.median(plain.steady),
             "ratio_median": statistics.median(ratios),
             "ratio_quartiles": [quarters[0], quarters[2]],
         }

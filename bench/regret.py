@@ -20,23 +20,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from operator import truediv
 from pathlib import Path
 from typing import Any
 
 from ladder import WARM_UP, Contestant
+from own_batches import foretold_of
 from promise import reviews
 from quality import ROOT, SHARED
 from tightfit import Job
-from tightfit.clock import clock_for
-from tightfit.device import find_device
 from tightfit.ladders.elsewhere import ask
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.strategy import Parts
 
 RECORD = ROOT / "records" / "regret.json"
 STEPS = {"rbt3": 10, "bert-base-chinese": 6, "chinese-macbert-large": 4}
@@ -101,27 +94,10 @@ def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict
             "peak_bytes": contestant.result()["peak_bytes"],
         }
         for option, later, contestant, (usual, met) in zip(
-            options, after, running, foretold_of(job, recipes, steps), strict=True
+            options, after, running, foretold_of(job, recipes, WARM_UP, steps), strict=True
         )
     ]
     return {"steps": steps, "runs": runs, **verdict(runs)}
-
-
-def foretold_of(job: Job, recipes: list[list[str]], steps: int) -> Iterator[tuple[float, list[float]]]:
-    """Seconds of the usual step of an epoch, and of each of the steps that were measured."""
-    rehearsal, clock = Rehearsal.of(job, find_device("cpu")), clock_for(find_device("cpu"))
-    for recipe in map(Recipe.parse, recipes):
-        played, parts = rehearsal.played(recipe)
-        dealt = rehearsal.lengths.dealt_to(parts)
-        tokens = [computed(replace(dealt, batches=batch[None]), parts) for batch in dealt.batches]
-        update = clock.update_seconds(played, recipe.optimizer)
-        token = clock.pass_seconds(played, parts, rehearsal.lengths) / statistics.mean(tokens)
-        each = [update + token * met for met in tokens]
-        yield statistics.mean(each), each[WARM_UP : WARM_UP + steps]
-
-
-def computed(dealt: Lengths, parts: Parts) -> int:
-    return dealt.tokens(parts) if parts.layer_rows else sum(rows * length for rows, length in dealt.slices(parts))
 
 
 def training(about: list[str], recipe: list[str], steps: int, out: Path) -> list[str]:

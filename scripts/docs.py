@@ -24,7 +24,7 @@ READMES = {"README.md": "en", "README.zh.md": "zh"}
 HEADINGS = {
     "strategies": {
         "en": ("strategy", "result", "frees", "what it does"),
-        "zh": ("策略", "对结果的影响", "省下的内存", "作用（英文）"),
+        "zh": ("策略", "对结果的影响", "省下的内存", "作用"),
     },
     "quality": {
         "en": ("", "F1 of seeds 1, 2, …"),
@@ -170,11 +170,13 @@ def gib(size: int) -> str:
 
 def strategies(language: str) -> str:
     from tightfit.report.text import strategy_rows
+    from tightfit.report.words import Words
 
-    rows = []
+    words, rows = Words.of(language), []
     for row in strategy_rows():
         settings = f"<br>`{row.settings}`" if row.settings else ""
-        rows.append((f"`{row.name}`{settings}", f"`{row.result}`", row.frees or "–", row.summary))
+        frees = ", ".join(words.kind(kind) for kind in row.frees.split(", ") if kind)
+        rows.append((f"`{row.name}`{settings}", f"`{row.result}`", frees or "–", words.strategy(row.name)))
     return table(HEADINGS["strategies"][language], rows)
 
 
@@ -215,10 +217,10 @@ def ladder(language: str) -> str:
     rows = []
     for name, run in record["runs"].items():
         shown = name if name == "transformers.Trainer" else f"tightfit, `{name}`"
-        foretold = f"{run['foretold_bytes'] / 1e9:.2f} GB" if run["foretold_bytes"] else "–"
+        foretold = gib(run["foretold_bytes"]) if run["foretold_bytes"] else "–"
         low, high = run["ratio_quartiles"]
         spread = "" if run["ratio"] == 1 else f" ({low:.2f} – {high:.2f})"
-        rows.append((shown, f"{run['peak_bytes'] / 1e9:.2f} GB", foretold, f"{run['ratio']:.2f} ×{spread}"))
+        rows.append((shown, gib(run["peak_bytes"]), foretold, f"{run['ratio']:.2f} ×{spread}"))
     return table(HEADINGS["ladder"][language], rows)
 
 

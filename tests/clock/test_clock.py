@@ -132,9 +132,8 @@ def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
     assert measured.fastest([first, second]) == expected
 
 
-def test_rates_are_set_right_by_a_small_and_a_large_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_times", lambda run, count: [1.0])
-    tables = [measured._layer(*shape)[0] for shape in ((1, 8, 64), (8, 32, 128))]
+def test_rates_are_set_right_by_a_small_and_a_large_layer() -> None:
+    tables = [measured._Layer.of(*shape).table for shape in ((1, 8, 64), (8, 32, 128))]
     rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)], PRODUCT: [(1e5, 1e-9), (1e7, 1e-9)]}, 0.0, {"adamw": 1.0})
     before = [measured._foretold(rates, table) for table in tables]
     wanted = [1.5 * before[0], 0.8 * before[1]]

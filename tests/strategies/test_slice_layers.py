@@ -31,6 +31,46 @@ def test_gradients_are_those_of_the_whole_batch(architecture: str, size: int) ->
     assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
+APART = {"T5", "MPNet", "DebertaV2", "DebertaV3", "ModernBert"}  # layers that hand on more, or are given other masks
+
+
+@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in APART])
+@pytest.mark.parametrize("together", [2, 3])
+def test_layers_that_run_together_give_the_same_gradients(architecture: str, together: int) -> None:
+    """The last group may be smaller than the others."""
+    batch = sorted_batch()
+    plain = build(architecture, layers=3)
+    plain(**batch).loss.backward()
+    expected = gradients(plain)
+    parts = parts_of(f"slice-layers:size=3,layers={together}", model=build(architecture, layers=3))
+    parts.model(**batch).loss.backward()
+    found = gradients(parts.model)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_layers_that_run_together_keep_fewer_states() -> None:
+    def kept(words: str) -> int:
+        model, seen = parts_of(words, model=build("Bert", layers=4)).model, set()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            seen.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            alive = model(**sorted_batch())
+        assert alive.loss is not None
+        return len(seen)
+
+    assert kept("slice-layers:size=3,layers=2") < kept("slice-layers:size=3")
+
+
+@pytest.mark.parametrize("architecture", sorted(APART))
+def test_layers_that_cannot_run_together_say_so(architecture: str) -> None:
+    parts = parts_of("slice-layers:size=3,layers=2", model=build(architecture))
+    with pytest.raises(RecipeError, match=r"cannot run several layers together: a .* Leave layers=1\.$"):
+        parts.model(**sorted_batch())
+
+
 def test_padding_is_not_computed() -> None:
     parts = parts_of("slice-layers:size=2")
     widths: list[int] = []

@@ -112,29 +112,24 @@ def measure() -> Rates:
 
     give_back_freed_memory()
     with torch.random.fork_rng([]):
-        rounds = [_round() for _ in range(_ROUNDS)]
-    tables = [table for table, _ in rounds[0].layers]
-    seconds = zip(*([taken for _, taken in each.layers] for each in rounds), strict=True)
-    usual = [statistics.median(taken) for taken in seconds]
-    return set_right(fastest([each.pieces for each in rounds]), list(zip(tables, usual, strict=True)))
+        layers = [_Layer.of(*shape) for shape in _LAYERS]
+        rounds = [(_pieces(), [layer.seconds() for layer in layers]) for _ in range(_ROUNDS)]
+        pieces = fastest([pieces for pieces, _ in rounds])
+        narrow = [
+            _product(shape, torch.bfloat16, pieces.call) for shape in _PRODUCTS[1:4]
+        ]  # slow, and seldom asked for
+    usual = [statistics.median(taken) for taken in zip(*(taken for _, taken in rounds), strict=True)]
+    whole = replace(pieces, curves={**pieces.curves, NARROW: narrow})
+    return set_right(whole, [(layer.table, seconds) for layer, seconds in zip(layers, usual, strict=True)])
 
 
-@dataclass(frozen=True)
-class _Round:
-    """Every sample once."""
-
-    pieces: Rates
-    layers: list[tuple[Table, float]]
-
-
-def _round() -> _Round:
+def _pieces() -> Rates:
+    """Every sort of work by itself."""
     call = _seconds_of_a_call()
     curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
     curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
-    curves[NARROW] = [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[1:4]]
     curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
-    pieces = Rates(curves, call, {name: _optimizer(name) for name in _optimizers()})
-    return _Round(pieces, [_layer(*shape) for shape in _LAYERS])
+    return Rates(curves, call, {name: _optimizer(name) for name in _optimizers()})
 
 
 def fastest(rounds: Sequence[Rates]) -> Rates:
@@ -165,18 +160,28 @@ def _foretold(rates: Rates, table: Table) -> float:
     return float(sum(rates.seconds(sort, *work).sum() for sort, *work in table.at([(1, 1)])))
 
 
-def _layer(texts: int, tokens: int, width: int) -> tuple[Table, float]:
-    """Its work, and the seconds that it takes."""
-    layer = torch.nn.TransformerEncoderLayer(width, width // _HEAD, 4 * width, activation="gelu", batch_first=True)
-    batch = torch.randn(texts, tokens, width)
+@dataclass(frozen=True)
+class _Layer:
+    """A layer as a whole: its work, and a step through it and back."""
 
-    def step() -> None:
-        layer(batch).sum().backward()
-        layer.zero_grad()
+    table: Table
+    step: Callable[[], None]
 
-    with Noting() as noting:  # which makes it warm, too
-        step()
-    return noting.table, min(_times(step, 2))
+    @classmethod
+    def of(cls, texts: int, tokens: int, width: int) -> _Layer:
+        layer = torch.nn.TransformerEncoderLayer(width, width // _HEAD, 4 * width, activation="gelu", batch_first=True)
+        batch = torch.randn(texts, tokens, width)
+
+        def step() -> None:
+            layer(batch).sum().backward()
+            layer.zero_grad()
+
+        with Noting() as noting:  # which makes it warm, too
+            step()
+        return cls(noting.table, step)
+
+    def seconds(self) -> float:
+        return min(_times(self.step, 2))
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:

@@ -39,13 +39,20 @@ def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool)
     """Still smaller, and slower."""
     kernels = "attention" if attention else ""
     bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
-    offloaded = ((), ("offload-activations", "offload-optimizer")) if device.kind == "cuda" else ((),)
-    shares = (_SHARE_OF_A_LAYER, _SMALLEST_SHARE) if device.kind == "cpu" else (_SMALLEST_SHARE,)
-    for form, waiting, share in product(bits, offloaded, shares):
-        piece = f"slice-layers:size={max(1, batch // share)}"
-        recipe = _recipe((kernels, form, _LEANEST, piece, _IN_BACKWARD, *waiting), wishes)
+    for form, words in product(bits, _layer_by_layer(device, batch)):
+        recipe = _recipe((kernels, form, _LEANEST, *words, _IN_BACKWARD), wishes)
         if recipe is not None:
             yield recipe
+
+
+def _layer_by_layer(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
+    """Pieces of a few rows; two layers at once, which halves the states between them; and all of it elsewhere."""
+    least = f"slice-layers:size={max(1, batch // _SMALLEST_SHARE)}"
+    if device.kind == "cpu":
+        yield (f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}",)
+    yield from ((least,), (f"{least},layers=2",))
+    if device.kind == "cuda":
+        yield least, "offload-activations", "offload-optimizer"
 
 
 def different(layers: int | None, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:

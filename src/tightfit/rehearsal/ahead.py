@@ -16,6 +16,7 @@ from typing import Any
 
 from tightfit.cores import cores
 from tightfit.recipe import Recipe
+from tightfit.rehearsal.process import load_everything
 from tightfit.rehearsal.rehearsal import Played, Rehearsal
 
 _FEWEST = 3  # recipes for which it is worth it
@@ -31,7 +32,10 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     _rehearsal = rehearsal  # the processes inherit it
     try:
         with ProcessPoolExecutor(min(cores(), 4), multiprocessing.get_context("fork")) as pool:
-            for recipe, played in zip(needed, pool.map(_play, needed), strict=True):
+            playing = pool.map(_play, needed)
+            if rehearsal.company.device.kind == "cpu":
+                load_everything()  # a bill will want it, and this process has nothing else to do now
+            for recipe, played in zip(needed, playing, strict=True):
                 if played is not None:
                     rehearsal.remember(recipe, played)
     except (BrokenProcessPool, OSError):

@@ -14,13 +14,13 @@ def overhead_of(device: Device) -> int:
     from tightfit.allocator import give_back_freed_memory
     from tightfit.meter import meter_for
 
-    _load_everything()
+    load_everything()
     give_back_freed_memory()
     return meter_for(device).gauge.now()
 
 
 @cache
-def _load_everything() -> None:
+def load_everything() -> None:
     """Libraries, and by one small real step also threads, kernels and their buffers: some 30 MB that stay."""
     import torch
 

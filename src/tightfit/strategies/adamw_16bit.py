@@ -25,7 +25,7 @@ class AdamW16Bit(Strategy):
     name: ClassVar[str] = "adamw-16bit"
     frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "AdamW that remembers in 16 bits, the second moment rounded by chance"
+    summary: ClassVar[str] = "keeps the moments of AdamW in 16 bits, the second one rounded by chance"
     chooses: ClassVar[str | None] = "optimizer"
     steps_only: ClassVar[bool] = True
 

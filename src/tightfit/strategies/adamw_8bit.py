@@ -27,7 +27,7 @@ class AdamW8Bit(Strategy):
     name: ClassVar[str] = "adamw-8bit"
     frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "AdamW that remembers in 8 bits; needs the package bitsandbytes"
+    summary: ClassVar[str] = "keeps the moments of AdamW in 8 bits; needs the package bitsandbytes"
     chooses: ClassVar[str | None] = "optimizer"
     steps_only: ClassVar[bool] = True
     needs: ClassVar[str | None] = "bitsandbytes"

@@ -30,7 +30,7 @@ class OffloadOptimizer(Strategy):
     name: ClassVar[str] = "offload-optimizer"
     frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "the optimizer remembers and steps in the machine's own memory, not on the card"
+    summary: ClassVar[str] = "lets the optimizer remember and step in the machine's own memory, not on the card"
     cards_only: ClassVar[bool] = True
     steps_only: ClassVar[bool] = True
 

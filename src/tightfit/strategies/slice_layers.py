@@ -5,6 +5,9 @@ goes through once, layer by layer; only inside a layer it is cut. Every piece is
 forgotten and computed again when the backward pass arrives, one piece after the other. So a batch of any size needs
 the insides of one piece, there is one backward pass, and each gradient is complete when its layer is done.
 Rows are sorted by length and cut where the least padding is left, which often wins back the time of the second run.
+
+What is left are the states between layers, kept for the whole batch. `layers=2` lets a piece go through two layers
+before the next one comes: half as many states, no more to compute, and the insides and gradients of two layers at once.
 """
 
 from __future__ import annotations
@@ -44,6 +47,12 @@ class SliceLayers(Strategy):
 
     size: int = Field(ge=1)
     """Rows that go through a layer at once; more where they are shorter than the longest."""
+    layers: int = Field(default=1, ge=1)
+    """Layers that a piece goes through before the next one comes."""
+
+    @property
+    def period(self) -> int:
+        return self.layers
 
     def apply(self, parts: Parts) -> Parts:
         stacks = layer_stacks(parts.model)
@@ -52,8 +61,9 @@ class SliceLayers(Strategy):
         limits = RowLimits(self.size)
         pieces = _Pieces(limits)
         parts.model.register_forward_pre_hook(pieces.look, with_kwargs=True)
-        for layer in (layer for stack in stacks for layer in stack):
-            layer.forward = _SlicedForward(layer, layer.forward, pieces)
+        for stack in stacks:
+            for start in range(0, len(stack), self.layers):
+                _run_together(list(stack)[start : start + self.layers], pieces)
         return replace(parts, layer_rows=min(self.size, parts.batch_size), layer_limits=limits)
 
 
@@ -89,17 +99,28 @@ def _lengths(mask: torch.Tensor | None) -> list[int] | None:
     return [int(n) for n in mask.sum(dim=1).tolist()]
 
 
-class _SlicedForward:
-    """A layer's forward, a few rows at a time."""
+def _run_together(group: list[nn.Module], pieces: _Pieces) -> None:
+    """The first layer runs them all; the others hand on what they are given."""
+    first, *others = group
+    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces)
+    for layer in others:
+        layer.forward = _Done(layer, layer.forward, sliced)
+    first.forward = sliced
 
-    def __init__(self, layer: nn.Module, forward: Callable[..., Any], pieces: _Pieces) -> None:
-        self.layer, self.forward, self.pieces = layer, forward, pieces
+
+class _SlicedForward:
+    """The forward of a layer, or of a few in a row, some rows at a time."""
+
+    def __init__(self, layer: nn.Module, forwards: list[Callable[..., Any]], pieces: _Pieces) -> None:
+        self.layer, self.forwards, self.pieces = layer, forwards, pieces
+        self.given: list[Any] = []
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         from tightfit.states import split_states
 
         if not self.layer.training:
-            return self.forward(hidden, *args, **kwargs)
+            return self.forwards[0](hidden, *args, **kwargs)
+        self.given = [*args, *kwargs.values()] if len(self.forwards) > 1 else []
         batch, width = hidden.shape[:2]
         pieces = self.pieces.of(batch, width)
         cuts = [_Cut(piece, batch, width) for piece in pieces]
@@ -109,6 +130,16 @@ class _SlicedForward:
         ]
         return _joined(outputs, pieces, width)
 
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """One piece through all of them."""
+        import torch
+
+        for forward in self.forwards[:-1]:
+            hidden = forward(hidden, *args, **kwargs)
+            if not isinstance(hidden, torch.Tensor):
+                raise RecipeError(_not_together(self.layer, "hands on more than its states"))
+        return self.forwards[-1](hidden, *args, **kwargs)
+
     def _run(self, inputs: list[Any], settings: dict[str, Any]) -> Any:
         import torch
         from torch.utils.checkpoint import checkpoint
@@ -116,6 +147,25 @@ class _SlicedForward:
         if not torch.is_grad_enabled():
             return self.forward(*inputs, **settings)
         return checkpoint(partial(self.forward, **settings), *inputs, use_reentrant=False)
+
+
+class _Done:
+    """The forward of a layer that another one has run already."""
+
+    def __init__(self, layer: nn.Module, forward: Callable[..., Any], by: _SlicedForward) -> None:
+        self.layer, self.forward, self.by = layer, forward, by
+
+    def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not self.layer.training:
+            return self.forward(hidden, *args, **kwargs)
+        given = [*args, *kwargs.values()]
+        if len(given) != len(self.by.given) or any(a is not b for a, b in zip(given, self.by.given, strict=True)):
+            raise RecipeError(_not_together(self.layer, "is given something else than the one before"))
+        return hidden
+
+
+def _not_together(layer: nn.Module, why: str) -> str:
+    return f"'slice-layers' cannot run several layers together: a {type(layer).__name__} {why}. Leave layers=1."
 
 
 class _Cut:

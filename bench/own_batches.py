@@ -1,0 +1,32 @@
+"""Steps held against what is foretold for their own batches: `bucket` deals out other ones than the others have."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tightfit import Job
+from tightfit.clock import clock_for
+from tightfit.device import find_device
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.strategy import Parts
+
+
+def foretold_of(job: Job, recipes: list[list[str]], warm_up: int, steps: int) -> Iterator[tuple[float, list[float]]]:
+    """Seconds of the usual step of an epoch, and of each of the steps that were measured."""
+    rehearsal, clock = Rehearsal.of(job, find_device("cpu")), clock_for(find_device("cpu"))
+    for recipe in map(Recipe.parse, recipes):
+        played, parts = rehearsal.played(recipe)
+        dealt = rehearsal.lengths.dealt_to(parts)
+        tokens = [computed(replace(dealt, batches=batch[None]), parts) for batch in dealt.batches]
+        update = clock.update_seconds(played, recipe.optimizer)
+        token = clock.pass_seconds(played, parts, rehearsal.lengths) / statistics.mean(tokens)
+        each = [update + token * met for met in tokens]
+        yield statistics.mean(each), each[warm_up : warm_up + steps]
+
+
+def computed(dealt: Lengths, parts: Parts) -> int:
+    return dealt.tokens(parts) if parts.layer_rows else sum(rows * length for rows, length in dealt.slices(parts))
