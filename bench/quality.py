@@ -22,15 +22,14 @@ RECORD = ROOT / "records" / "quality.json"
 SEEDS = (1, 2, 3)
 BASELINE = "transformers.Trainer"
 RUNGS = {
-    "plain": [],
-    "slice:size=1": ["slice:size=1"],
-    "slice:size=1 checkpoint": ["slice:size=1", "checkpoint"],
-    "attention slice-layers:size=8 adafactor step-in-backward": [
-        "attention",
-        "slice-layers:size=8",
-        "adafactor",
-        "step-in-backward",
-    ],
+    words: words.split() if words != "plain" else []
+    for words in (
+        "plain",
+        "slice:size=1",
+        "slice:size=1 checkpoint",
+        "attention slice-layers:size=8 adafactor step-in-backward",
+        "attention slice-layers:size=8,layers=2 bucket adafactor step-in-backward",
+    )
 }
 
 
