@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--random-weights", action="store_true")
     parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--max-length", type=int, default=128)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         print(json.dumps(run(given, folder)))
@@ -38,11 +40,13 @@ def main() -> None:
 def run(given: argparse.Namespace, folder: str) -> dict[str, float]:
     tokenizer = AutoTokenizer.from_pretrained(given.model)
     rows = load_dataset("csv", data_files={"train": given.train, "validation": given.validation}, cache_dir=folder)
-    tokens = rows.map(lambda r: encode(r, tokenizer), batched=True, remove_columns=["label", "review"])
+    tokens = rows.map(
+        lambda r: encode(r, tokenizer, given.max_length), batched=True, remove_columns=["label", "review"]
+    )
     set_seed(given.seed)
     trainer = Trainer(
         model_of(given),
-        arguments(folder, given.seed, given.max_steps),
+        arguments(folder, given),
         train_dataset=tokens["train"],
         eval_dataset=tokens["validation"],
         data_collator=DataCollatorWithPadding(tokenizer),
@@ -61,8 +65,8 @@ def run(given: argparse.Namespace, folder: str) -> dict[str, float]:
     }
 
 
-def encode(rows: dict, tokenizer) -> dict:
-    encoded = tokenizer(rows["review"], max_length=128, truncation=True)
+def encode(rows: dict, tokenizer, max_length: int) -> dict:
+    encoded = tokenizer(rows["review"], max_length=max_length, truncation=True)
     encoded["labels"] = rows["label"]
     return encoded
 
@@ -73,11 +77,11 @@ def model_of(given: argparse.Namespace) -> PreTrainedModel:
     return AutoModelForSequenceClassification.from_pretrained(given.model)
 
 
-def arguments(folder: str, seed: int, max_steps: int) -> TrainingArguments:
+def arguments(folder: str, given: argparse.Namespace) -> TrainingArguments:
     return TrainingArguments(
         output_dir=folder,
-        max_steps=max_steps,
-        per_device_train_batch_size=32,
+        max_steps=given.max_steps,
+        per_device_train_batch_size=given.batch_size,
         per_device_eval_batch_size=32,
         num_train_epochs=1,
         logging_steps=10,
@@ -88,7 +92,7 @@ def arguments(folder: str, seed: int, max_steps: int) -> TrainingArguments:
         weight_decay=0.01,
         metric_for_best_model="f1",
         load_best_model_at_end=True,
-        seed=seed,
+        seed=given.seed,
         use_cpu=True,
         report_to="none",
         disable_tqdm=True,

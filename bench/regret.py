@@ -3,10 +3,12 @@
 For each case the chosen recipe and the alternatives of the plan are trained, each in a process of its own that waits
 at every step for its turn, so all meet the machine in the same mood. The mood changes within minutes, so the machine's
 rates are measured before the steps, as on first use, and once more after them. A few steps are not an epoch, and
-`bucket` deals out other batches than the others have: each step measured is held against what was foretold for its
-own batch (the update, and a pass by its tokens, padding included), and the median of these ratios makes the measured
-time of an epoch's usual step. Shapes from ../shared/models with random weights, real reviews. Writes
-records/regret.json; a later call goes on where an earlier one stopped.
+`bucket` deals out other batches than the others have: each step measured is held against what was foretold for its own
+batch (the update, and a pass by its tokens, padding included), and the median of these ratios makes the measured time
+of an epoch's usual step. Whoever waits for its turn meets cold caches and libraries that the kernel has dropped:
+whether times are true is told by the chosen recipe once more, planned and trained with nobody beside it. Shapes from
+../shared/models with random weights, real reviews. Writes records/regret.json; a later call goes on where an earlier
+one stopped.
 """
 
 from __future__ import annotations
@@ -52,25 +54,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         data = reviews(Path(name), 1800)
         for model, budget, others in CASES:
-            if f"{model} {budget}" in cases:
-                continue
-            if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
-                break
-            cases[f"{model} {budget}"] = case(model, budget, others, data, Path(name))
-            RECORD.write_text(json.dumps({"cases": cases}, indent=1) + "\n", "utf-8")
-            print(model, budget, json.dumps(cases[f"{model} {budget}"]), flush=True)
+            for part, measure in (("together", together), ("alone", alone)):
+                known = cases.setdefault(f"{model} {budget}", {})
+                if part in known or (given.minutes is not None and time.monotonic() - start > 60 * given.minutes):
+                    continue
+                known[part] = measure(model, budget, others, data, Path(name))
+                RECORD.write_text(json.dumps({"cases": cases}, indent=1) + "\n", "utf-8")
+                print(model, budget, part, json.dumps(known[part]), flush=True)
 
 
 def earlier() -> dict[str, Any]:
     return json.loads(RECORD.read_text("utf-8"))["cases"] if RECORD.is_file() else {}
 
 
-def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict[str, Any]:
-    job = Job(model=str(SHARED / "models" / model), data=str(data), random_weights=True)
-    about = ["--model", job.model, "--data", job.data, "--random-weights", "--device", "cpu"]
-    os.environ["XDG_CACHE_HOME"] = str(folder / f"{model} {budget} before")
-    command = [sys.executable, "-m", "tightfit", "plan", "--json", "--budget", budget, *about]
-    plan = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+def together(model: str, budget: str, others: int, data: Path, folder: Path) -> dict[str, Any]:
+    """The chosen recipe and the alternatives, step by step in turns."""
+    job, about = job_of(model, data)
+    plan = planned(about, budget, folder / f"{model} {budget} before")
     options = [plan, *plan["alternatives"][:others]]
     recipes, steps = [option["recipe"] for option in options], STEPS[model]
     running = [
@@ -84,20 +84,52 @@ def case(model: str, budget: str, others: int, data: Path, folder: Path) -> dict
     after = ask({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
     runs = [
         {
-            "recipe": option["recipe"],
             "result": option["result"],
             "foretold_seconds": statistics.mean([option["seconds_per_step"], later["foretold"]["seconds_per_step"]]),
             "foretold_before_and_after": [option["seconds_per_step"], later["foretold"]["seconds_per_step"]],
-            "seconds_per_step": usual * statistics.median(map(truediv, contestant.steady, met)),
-            "seconds": contestant.steady,
-            "foretold_for_these": met,
-            "peak_bytes": contestant.result()["peak_bytes"],
+            **measured(contestant, *weights),
         }
-        for option, later, contestant, (usual, met) in zip(
+        for option, later, contestant, weights in zip(
             options, after, running, foretold_of(job, recipes, WARM_UP, steps), strict=True
         )
     ]
     return {"steps": steps, "runs": runs, **verdict(runs)}
+
+
+def alone(model: str, budget: str, _: int, data: Path, folder: Path) -> dict[str, Any]:
+    """The chosen recipe as a user meets it: a plan, then the training."""
+    job, about = job_of(model, data)
+    plan = planned(about, budget, folder / f"{model} {budget} alone")
+    recipe, steps = plan["recipe"], STEPS[model]
+    contestant = Contestant(" ".join(recipe), training(about, recipe, steps, folder / f"{model}-{budget}-alone"))
+    for _ in range(steps + WARM_UP):
+        contestant.take_turn()
+    [weights] = foretold_of(job, [recipe], WARM_UP, steps)
+    return {"foretold_seconds": plan["seconds_per_step"], **measured(contestant, *weights)}
+
+
+def job_of(model: str, data: Path) -> tuple[Job, list[str]]:
+    job = Job(model=str(SHARED / "models" / model), data=str(data), random_weights=True)
+    return job, ["--model", job.model, "--data", job.data, "--random-weights", "--device", "cpu"]
+
+
+def planned(about: list[str], budget: str, cache: Path) -> dict[str, Any]:
+    """With rates measured now, as on first use."""
+    os.environ["XDG_CACHE_HOME"] = str(cache)
+    command = [sys.executable, "-m", "tightfit", "plan", "--json", "--budget", budget, *about]
+    plan: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return plan
+
+
+def measured(contestant: Contestant, usual: float, met: list[float]) -> dict[str, Any]:
+    """The usual step of an epoch, from steps that were foretold to take `met`."""
+    return {
+        "recipe": contestant.name.split(),
+        "seconds_per_step": usual * statistics.median(map(truediv, contestant.steady, met)),
+        "seconds": contestant.steady,
+        "foretold_for_these": met,
+        "peak_bytes": contestant.result()["peak_bytes"],
+    }
 
 
 def training(about: list[str], recipe: list[str], steps: int, out: Path) -> list[str]:

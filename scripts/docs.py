@@ -26,6 +26,17 @@ HEADINGS = {
         "en": ("strategy", "result", "frees", "what it does"),
         "zh": ("策略", "对结果的影响", "省下的内存", "作用"),
     },
+    "regret": {
+        "en": (
+            "model",
+            "budget",
+            "the plan",
+            "slower than the fastest",
+            "pairs in the foretold order",
+            "its time foretold, alone",
+        ),
+        "zh": ("模型", "预算", "方案", "比最快的慢", "次序与预测相同的配对", "单独运行时的用时预测误差"),
+    },
     "quality": {
         "en": ("", "F1 of seeds 1, 2, …"),
         "zh": ("", "种子 1、2……的 F1"),
@@ -211,6 +222,17 @@ def quality(language: str) -> str:
     return table(HEADINGS["quality"][language], rows) + below
 
 
+def regret(language: str) -> str:
+    """The chosen recipe beside the other ones that fit, measured, and alone."""
+    rows = []
+    for name, case in json.loads((RECORDS / "regret.json").read_text("utf-8"))["cases"].items():
+        beside, alone = case["together"], case["alone"]
+        error = alone["foretold_seconds"] / alone["seconds_per_step"] - 1
+        plan, pairs = f"`{' '.join(alone['recipe'])}`", f"{beside['pairs_in_order']} / {beside['pairs']}"
+        rows.append((*name.split(), plan, f"{beside['regret']:.0%}", pairs, f"{error:+.0%}"))
+    return table(HEADINGS["regret"][language], rows)
+
+
 def ladder(language: str) -> str:
     """Every layer of BERT-Large, our recipes beside the plain way."""
     record = json.loads((RECORDS / "ladder.json").read_text("utf-8"))
@@ -327,6 +349,7 @@ def ladder_picture() -> str:
 
 BLOCKS = {
     "strategies": strategies,
+    "regret": regret,
     "tree": tree,
     "answers": answers,
     "promise": promise,
