@@ -226,10 +226,11 @@ def regret(language: str) -> str:
     """The chosen recipe beside the other ones that fit, measured, and alone."""
     rows = []
     for name, case in json.loads((RECORDS / "regret.json").read_text("utf-8"))["cases"].items():
-        beside, alone = case["together"], case["alone"]
-        error = alone["foretold_seconds"] / alone["seconds_per_step"] - 1
-        plan, pairs = f"`{' '.join(alone['recipe'])}`", f"{beside['pairs_in_order']} / {beside['pairs']}"
-        rows.append((*name.split(), plan, f"{beside['regret']:.0%}", pairs, f"{error:+.0%}"))
+        beside, alone = case["together"], case.get("alone")
+        error = f"{alone['foretold_seconds'] / alone['seconds_per_step'] - 1:+.0%}" if alone else "–"
+        plan = f"`{' '.join(beside['runs'][0]['recipe'])}`"
+        pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
+        rows.append((*name.split(), plan, f"{beside['regret']:.0%}", pairs, error))
     return table(HEADINGS["regret"][language], rows)
 
 

@@ -24,7 +24,11 @@ def rehearse(job: Job | Loop, use: str | Sequence[str] = (), device: str | None 
         from tightfit.rehearsal.own_loop import rehearse_loop
 
         return rehearse_loop(job, where)
+    from tightfit.rehearsal.ahead import play_ahead
     from tightfit.rehearsal.rehearsal import Rehearsal
 
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
-    return Rehearsal.of(job, where, probe=probe).bill(recipe)
+    rehearsal = Rehearsal.of(job, where, probe=probe)
+    if not probe:  # which may use real tensors, and with them threads that a fork has not
+        play_ahead(rehearsal, [recipe])
+    return rehearsal.bill(recipe)

@@ -16,10 +16,9 @@ from typing import Any
 
 from tightfit.cores import cores
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.process import load_everything
+from tightfit.rehearsal.process import is_everything_loaded, load_everything
 from tightfit.rehearsal.rehearsal import Played, Rehearsal
 
-_FEWEST = 3  # recipes for which it is worth it
 _rehearsal: Rehearsal | None = None
 
 
@@ -27,14 +26,15 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     """Play what the recipes need and is not known yet."""
     global _rehearsal
     needed = sorted(rehearsal.unplayed(recipes), key=_longest_first)
-    if cores() < 2 or len(needed) < _FEWEST:
+    meanwhile = rehearsal.company.device.kind == "cpu" and not is_everything_loaded()
+    if cores() < 2 or len(needed) < (1 if meanwhile else 2):
         return
     _rehearsal = rehearsal  # the processes inherit it
     try:
         with ProcessPoolExecutor(min(cores(), 4), multiprocessing.get_context("fork")) as pool:
             playing = pool.map(_play, needed)
-            if rehearsal.company.device.kind == "cpu":
-                load_everything()  # a bill will want it, and this process has nothing else to do now
+            if meanwhile:  # a bill will want it, and this process has nothing else to do now
+                load_everything()
             for recipe, played in zip(needed, playing, strict=True):
                 if played is not None:
                     rehearsal.remember(recipe, played)

@@ -19,6 +19,11 @@ def overhead_of(device: Device) -> int:
     return meter_for(device).gauge.now()
 
 
+def is_everything_loaded() -> bool:
+    """Whether the second that it takes is behind us."""
+    return load_everything.cache_info().currsize > 0
+
+
 @cache
 def load_everything() -> None:
     """Libraries, and by one small real step also threads, kernels and their buffers: some 30 MB that stay."""
