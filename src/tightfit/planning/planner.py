@@ -28,6 +28,7 @@ from tightfit.strategy import Result
 
 _ORDER = list(Result)
 _ALTERNATIVES = 5
+_ATTENTION = Recipe.parse(["attention"])
 
 
 @dataclass
@@ -69,11 +70,15 @@ class Planner:
     def _allowed(self, budget: Budget, wishes: Wishes) -> list[Draft]:
         """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
         device, batch = self.rehearsal.company.device, self.rehearsal.company.job.batch_size
+        if self._may_take_attention(wishes) and _ATTENTION not in self._drafts:  # if it works, all of these are wanted
+            self._play(candidates(device, batch, wishes, attention=True))
         attention = self._attention_works(wishes)
-        drafts = self._look_at(candidates(device, batch, wishes, attention=attention))
-        drafts = [d for d in drafts if _rank(d) <= _ORDER.index(wishes.allow)] or drafts
+        looked = self._look_at(candidates(device, batch, wishes, attention=attention))
+        harshest = max(_ORDER.index(wishes.allow), min(map(_rank, looked), default=0))  # what is pinned may be harsher
+        drafts = [draft for draft in looked if _rank(draft) <= harshest]
         if not self._any_fits(drafts, budget):
-            drafts += self._look_at(last_resorts(device, batch, wishes, attention=attention))
+            last = self._look_at(last_resorts(device, batch, wishes, attention=attention))
+            drafts += [draft for draft in last if _rank(draft) <= harshest]
         if wishes.allow is Result.DIFFERENT and not self._any_fits(drafts, budget):
             drafts += self._look_at(self._different(wishes))
         return self._checked(drafts)
@@ -118,19 +123,24 @@ class Planner:
 
     def _look_at(self, recipes: Iterable[Recipe]) -> list[Draft]:
         recipes = list(dict.fromkeys(recipes))
-        play_ahead(self.rehearsal, [recipe for recipe in (Recipe(), *recipes) if recipe not in self._drafts])
+        self._play(recipes)
         found = [self._draft(recipe) for recipe in recipes]
         return [draft for draft in found if draft is not None]
+
+    def _play(self, recipes: Iterable[Recipe]) -> None:
+        play_ahead(self.rehearsal, [recipe for recipe in (Recipe(), *recipes) if recipe not in self._drafts])
 
     def _different(self, wishes: Wishes) -> Iterable[Recipe]:
         company = self.rehearsal.company
         return different(company.depth, company.job.batch_size, wishes, attention=self._attention_works(wishes))
 
     def _attention_works(self, wishes: Wishes) -> bool:
-        """Worth taking on a processor wherever the model lets itself be changed; cards do it by themselves."""
-        if self.rehearsal.company.device.kind != "cpu" or "attention" in wishes.avoided:
-            return False
-        return self._draft(Recipe.parse(["attention"])) is not None
+        """Wherever the model lets itself be changed."""
+        return self._may_take_attention(wishes) and self._draft(_ATTENTION) is not None
+
+    def _may_take_attention(self, wishes: Wishes) -> bool:
+        """It is worth taking on a processor; cards do it by themselves."""
+        return self.rehearsal.company.device.kind == "cpu" and "attention" not in wishes.avoided
 
     def _draft(self, recipe: Recipe) -> Draft | None:
         if recipe not in self._drafts:
