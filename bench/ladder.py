@@ -53,7 +53,8 @@ def main() -> None:
             for contestant in contestants:
                 contestant.take_turn()
                 print(step, f"{contestant.seconds[-1]:.1f} s", contestant.name, flush=True)
-        job = Job(model=str(model), data=files[1], validation=files[3], random_weights=True)
+        data = {"data": files[1], "validation": files[3], "batch_size": BATCH, "max_length": LENGTH}
+        job = Job(model=str(model), random_weights=True, **data)
         weighed = foretold_of(job, [recipe.split() for recipe in given.recipes], WARM_UP, given.steps)
         record = summary(contestants, list(weighed), given.layers)
     given.record.write_text(json.dumps(record, indent=1) + "\n", "utf-8")

@@ -227,8 +227,10 @@ def regret(language: str) -> str:
     rows = []
     for name, case in json.loads((RECORDS / "regret.json").read_text("utf-8"))["cases"].items():
         beside, alone = case["together"], case.get("alone")
-        error = f"{alone['foretold_seconds'] / alone['seconds_per_step'] - 1:+.0%}" if alone else "–"
         plan = f"`{' '.join(beside['runs'][0]['recipe'])}`"
+        error = f"{alone['foretold_seconds'] / alone['seconds_per_step'] - 1:+.0%}" if alone else "–"
+        if alone and alone["recipe"] != beside["runs"][0]["recipe"]:  # times so close that another day has another plan
+            error += f" (`{' '.join(alone['recipe'])}`)"
         pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
         rows.append((*name.split(), plan, f"{beside['regret']:.0%}", pairs, error))
     return table(HEADINGS["regret"][language], rows)

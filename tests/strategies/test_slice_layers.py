@@ -21,14 +21,7 @@ def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("size", [1, 3])
 def test_gradients_are_those_of_the_whole_batch(architecture: str, size: int) -> None:
-    batch = sorted_batch()
-    plain = build(architecture)
-    plain(**batch).loss.backward()
-    expected = gradients(plain)
-    parts = parts_of(f"slice-layers:size={size}", model=build(architecture))
-    parts.model(**batch).loss.backward()
-    found = gradients(parts.model)
-    assert (found - expected).norm() <= 1e-5 * expected.norm()
+    _has_plain_gradients(f"slice-layers:size={size}", architecture)
 
 
 APART = {"T5", "MPNet", "DebertaV2", "DebertaV3", "ModernBert"}  # layers that hand on more, or are given other masks
@@ -38,11 +31,14 @@ APART = {"T5", "MPNet", "DebertaV2", "DebertaV3", "ModernBert"}  # layers that h
 @pytest.mark.parametrize("together", [2, 3])
 def test_layers_that_run_together_give_the_same_gradients(architecture: str, together: int) -> None:
     """The last group may be smaller than the others."""
-    batch = sorted_batch()
-    plain = build(architecture, layers=3)
+    _has_plain_gradients(f"slice-layers:size=3,layers={together}", architecture, layers=3)
+
+
+def _has_plain_gradients(word: str, architecture: str, layers: int = 2) -> None:
+    batch, plain = sorted_batch(), build(architecture, layers=layers)
     plain(**batch).loss.backward()
     expected = gradients(plain)
-    parts = parts_of(f"slice-layers:size=3,layers={together}", model=build(architecture, layers=3))
+    parts = parts_of(word, model=build(architecture, layers=layers))
     parts.model(**batch).loss.backward()
     found = gradients(parts.model)
     assert (found - expected).norm() <= 1e-5 * expected.norm()
