@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tightfit.chance import Chance, draw_seed
+from tightfit.chance import MASK, Chance, draw_seed
 from tightfit.shapes import each
 
 NAME = "tightfit"
@@ -86,7 +86,7 @@ class _Tiles:
         others, chance = self.key.shape[2], Chance(self.seed)
         at_once = min(rows, max(1, _TILE // (heads * length * others)))
         scores, shares = (self.query.new_empty(at_once * heads, length, others) for _ in range(2))
-        keep = torch.empty(scores.shape, dtype=torch.bool)
+        keep = torch.empty(scores.shape, dtype=MASK)
         later = torch.ones(length, others, dtype=torch.bool).triu_(1) if self.hides_later else None
         for start in each(range(0, rows, at_once), rows / at_once, like=self.query):
             here = slice(start, min(start + at_once, rows))

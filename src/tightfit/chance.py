@@ -12,6 +12,7 @@ import torch
 
 from tightfit.shapes import each, is_shape, stands_for
 
+MASK = torch.uint8  # of zeros and ones: torch turns them into numbers ten times as fast as truths
 BITS = "random bits"  # the sort of work, for those who count it
 _AT_ONCE = 1 << 13  # numbers: their bits stay in the cache, and the C library takes room for them from its heap
 _VALUES_AT_ONCE = 1 << 17  # and so do values beside their mask
@@ -29,11 +30,11 @@ class Chance:
         self._bits = None if seed is None else np.random.SFC64(seed)
 
     def keep(self, mask: torch.Tensor, dropped: float) -> torch.Tensor:
-        """Fill a mask in one piece: False for the share that is dropped."""
+        """Fill a mask in one piece: 0 for the share that is dropped, else 1."""
         if self._bits is None:
             with stands_for(sort=BITS):
                 return mask.bernoulli_(1 - dropped)
-        row, lowest = mask.view(-1).numpy(), np.int16(round(dropped * 65536) - 32768)
+        row, lowest = mask.view(-1).view(torch.bool).numpy(), np.int16(round(dropped * 65536) - 32768)
         for start in range(0, len(row), _AT_ONCE):
             room = row[start : start + _AT_ONCE]
             bits = self._bits.random_raw(-(-len(room) // 4)).view(np.int16)
@@ -64,7 +65,7 @@ def dropout(values: torch.Tensor, dropped: float) -> torch.Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values: torch.Tensor, dropped: float) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        mask = Chance(draw_seed(values)).keep(torch.empty(values.shape, dtype=torch.bool), dropped)
+        mask = Chance(draw_seed(values)).keep(torch.empty(values.shape, dtype=MASK), dropped)
         ctx.save_for_backward(mask)
         ctx.scale = 1 / (1 - dropped)
         return _kept(values, mask, ctx.scale)
@@ -75,10 +76,10 @@ class _Dropout(torch.autograd.Function):
 
 
 def _kept(values: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """Numbers times truths is four times as fast where both are in the cache."""
+    """The product is four times as fast where both are in the cache."""
     kept = torch.empty(values.shape, dtype=values.dtype)
     rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, mask, kept)]
     times = max(1.0, values.numel() / _VALUES_AT_ONCE)
-    for numbers, truths, room in each(zip(*rows, strict=True), times, like=values):
-        torch.mul(numbers, truths, out=room).mul_(scale)
+    for numbers, ones, room in each(zip(*rows, strict=True), times, like=values):
+        torch.mul(numbers, ones, out=room).mul_(scale)
     return kept

@@ -132,14 +132,24 @@ def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
     assert measured.fastest([first, second]) == expected
 
 
-def test_rates_are_set_right_by_a_small_and_a_large_layer() -> None:
-    tables = [measured._Layer.of(*shape).table for shape in ((1, 8, 64), (8, 32, 128))]
-    rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)], PRODUCT: [(1e5, 1e-9), (1e7, 1e-9)]}, 0.0, {"adamw": 1.0})
-    before = [measured._foretold(rates, table) for table in tables]
-    wanted = [1.5 * before[0], 0.8 * before[1]]
-    right = measured.set_right(rates, list(zip(tables, wanted, strict=True)))
-    assert [measured._foretold(right, table) for table in tables] == pytest.approx(wanted, rel=0.02)
+def test_rates_are_set_right_by_layers_as_a_whole() -> None:
+    """Work is 1.3 times slower in them, and a call takes 40 microseconds."""
+    rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)], PRODUCT: [(1e5, 1e-9), (1e7, 1e-9)]}, 1e-6, {"adamw": 1.0})
+    tables = [measured._Layer.of(*shape).table for shape in ((1, 8, 64), (2, 16, 64), (8, 32, 128))]
+    layers = [(table, measured._foretold(rates.slower(1.3, 4e-5), table)) for table in tables]
+    right = measured.set_right(rates, layers)
+    assert right.call == pytest.approx(4e-5, rel=1e-3)
+    assert [price for _, price in right.curves[PASS]] == pytest.approx([1.3e-9, 1.3e-9], rel=1e-3)
     assert right.optimizers == rates.optimizers
+
+
+def test_layers_that_contradict_each_other_leave_the_calls_as_they_are() -> None:
+    rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)]}, 1e-6, {})
+    tables = [measured._Layer.of(*shape).table for shape in ((1, 8, 64), (8, 32, 128))]
+    small, large = (measured._foretold(rates, table) for table in tables)
+    right = measured.set_right(rates, [(tables[0], 0.2 * small), (tables[1], 2 * large)])
+    assert right.call == rates.call
+    assert all(price > 0 for _, price in right.curves[PASS])
 
 
 def test_measured_rates_are_plausible() -> None:

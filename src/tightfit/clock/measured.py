@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tightfit.chance import BITS, Chance
@@ -35,7 +36,7 @@ from tightfit.rehearsal.work import (
     Table,
 )
 
-_VERSION = 5
+_VERSION = 6
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _FASTER = 0.95  # of one core's time, that all of them take if they are free
 _LOOKS = 3  # at the cores, each of some milliseconds: a moment's work of others says nothing
@@ -44,8 +45,8 @@ _LONG_ENOUGH = 0.004  # seconds for one figure in a round
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
 _PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (512, 1024, 4096), (2048, 768, 3072))
 _HEADS = ((12, 32), (48, 128), (384, 128))  # heads of all texts, tokens of a text
-_LAYERS = ((2, 64, 768), (16, 128, 384))  # a small and a large one: texts, tokens, width
-_ROUNDS, _CORRECTIONS = 3, 8
+_LAYERS = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: texts, tokens, width
+_ROUNDS = 3
 _COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
 _WIDTH, _HEAD = 1024, 64
 _NUMBER = 0.5  # in every tensor: drawing them would take longer than the work
@@ -145,15 +146,17 @@ def _lowest(curves: Sequence[Curve]) -> Curve:
 
 
 def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
-    """Operations one by one, over and over, meet warmer caches than within a layer, and large ones colder than there.
+    """Operations one by one, over and over, meet warmer caches than within a layer, and cores that are awake.
 
-    So a small and a large layer are timed as a whole, forward and backward, and the rates of small and large
-    operations made slower or faster until they foretell both.
+    So a few layers are timed as a whole, forward and backward, and two numbers found that foretell them all: how many
+    times slower all work is there, and what a call takes.
     """
-    for _ in range(_CORRECTIONS):
-        small, large = (seconds / _foretold(rates, table) for table, seconds in layers)
-        rates = rates.slower(small, large)
-    return rates
+    shares = np.array([(_foretold(replace(rates, call=0.0), table), table.calls.sum()) for table, _ in layers])
+    shares /= np.array([[seconds] for _, seconds in layers])
+    slower, call = np.linalg.lstsq(shares, np.ones(len(layers)))[0]
+    if slower <= 0 or call < rates.call:  # the machine's mood has changed between them
+        slower, call = float(np.median((1 - rates.call * shares[:, 1]) / shares[:, 0])), rates.call
+    return rates.slower(float(slower), float(call))
 
 
 def _foretold(rates: Rates, table: Table) -> float:

@@ -27,13 +27,10 @@ class Rates:
     note: str | None = None
     """What is odd about them."""
 
-    def slower(self, small: float, large: float) -> Rates:
-        """Small operations and large ones so many times slower, those between in between; optimizers stay."""
-        curves = {}
-        for sort, curve in self.curves.items():
-            times = np.geomspace(small, large, len(curve))
-            curves[sort] = [(size, float(price * slower)) for (size, price), slower in zip(curve, times, strict=True)]
-        return replace(self, curves=curves, call=small * self.call)
+    def slower(self, times: float, call: float) -> Rates:
+        """All work so many times slower, and a call that takes so long; optimizers stay."""
+        curves = {sort: [(size, times * price) for size, price in curve] for sort, curve in self.curves.items()}
+        return replace(self, curves=curves, call=call)
 
     def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
         """Of operations of one sort, each."""

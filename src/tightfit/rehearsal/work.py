@@ -58,7 +58,8 @@ class Work:
             return
         sort = NARROW if _is_narrow(args) else HEADS if func.overloadpacket in _HEADS else PRODUCT
         self._add(sort, _flops(func, args, kwargs, out), 1, section)
-        self._add(FRESH, _bytes((out,)), 0, section)
+        if not func._schema.is_mutable:  # else it goes where something was
+            self._add(FRESH, _bytes((out,)), 0, section)
 
     def _add(self, sort: str, amount: float, calls: int, section: int) -> None:
         self.sorts.append(sort)

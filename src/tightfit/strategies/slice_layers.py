@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from tightfit.sums import SummedLinear
+
 
 @dataclass(frozen=True)
 class SliceLayers(Strategy):
@@ -101,8 +103,10 @@ def _lengths(mask: torch.Tensor | None) -> list[int] | None:
 
 def _run_together(group: list[nn.Module], pieces: _Pieces) -> None:
     """The first layer runs them all; the others hand on what they are given."""
+    from tightfit.sums import sum_in_place
+
     first, *others = group
-    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces)
+    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces, sum_in_place(group))
     for layer in others:
         layer.forward = _Done(layer, layer.forward, sliced)
     first.forward = sliced
@@ -111,8 +115,10 @@ def _run_together(group: list[nn.Module], pieces: _Pieces) -> None:
 class _SlicedForward:
     """The forward of a layer, or of a few in a row, some rows at a time."""
 
-    def __init__(self, layer: nn.Module, forwards: list[Callable[..., Any]], pieces: _Pieces) -> None:
-        self.layer, self.forwards, self.pieces = layer, forwards, pieces
+    def __init__(
+        self, layer: nn.Module, forwards: list[Callable[..., Any]], pieces: _Pieces, linears: list[SummedLinear]
+    ) -> None:
+        self.layer, self.forwards, self.pieces, self.linears = layer, forwards, pieces, linears
         self.given: list[Any] = []
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -123,6 +129,8 @@ class _SlicedForward:
         self.given = [*args, *kwargs.values()] if len(self.forwards) > 1 else []
         batch, width = hidden.shape[:2]
         pieces = self.pieces.of(batch, width)
+        for linear in self.linears:
+            linear.begin(len(pieces))
         cuts = [_Cut(piece, batch, width) for piece in pieces]
         outputs = [
             self._run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})

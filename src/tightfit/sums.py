@@ -1,0 +1,92 @@
+"""Sums: a weight's gradients of several pieces, added up where they are.
+
+autograd makes a gradient for every piece and then adds it to the one before: each time new memory as large as the
+weight, written, read again and given back. Here the product of a later piece is added in place, and the sum goes on
+when the last piece is through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Sum:
+    """The gradient of one weight while the pieces of a batch come back."""
+
+    def __init__(self, pieces: int) -> None:
+        self.pieces, self.calls, self.seen = pieces, 0, 0
+        self._room: torch.Tensor | None = None
+
+    def called(self) -> None:
+        """On the way there. In the backward pass it is a second run, whose graph nobody follows."""
+        if torch._C._current_graph_task_id() == -1:
+            self.calls += 1
+
+    def add(self, gradient: torch.Tensor, states: torch.Tensor) -> torch.Tensor | None:
+        """What is to be handed on: nothing until the last piece. A weight used otherwise is left to autograd."""
+        if self.calls != self.pieces:
+            return gradient.T @ states
+        self.seen += 1
+        if self._room is None:
+            self._room = gradient.T @ states
+        else:
+            torch.addmm(self._room, gradient.T, states, out=self._room)
+        return self._hand_on() if self.seen == self.pieces else None
+
+    def _hand_on(self) -> torch.Tensor | None:
+        whole, self._room, self.seen = self._room, None, 0
+        return whole
+
+
+def sum_in_place(modules: Iterable[nn.Module]) -> list[SummedLinear]:
+    """Let the linear layers in these modules add up their weights' gradients."""
+    linears = {part for module in modules for part in module.modules() if type(part) is nn.Linear}
+    found = []
+    for linear in linears:
+        if isinstance(getattr(linear.forward, "__self__", None), nn.Linear):  # nobody else has changed it
+            summed = SummedLinear(linear)
+            linear.forward = summed
+            found.append(summed)
+    return found
+
+
+class SummedLinear:
+    """The forward of a linear layer."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear, self.sum = linear, Sum(1)
+
+    def begin(self, pieces: int) -> None:
+        """A batch comes, in so many pieces."""
+        self.sum = Sum(pieces)
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.linear.weight, self.linear.bias
+        if self.sum.pieces == 1 or torch.is_autocast_enabled(states.device.type) or not torch.is_grad_enabled():
+            return nn.functional.linear(states, weight, bias)
+        self.sum.called()
+        out: torch.Tensor = _Linear.apply(states, weight, bias, self.sum)
+        return out
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum
+    ) -> torch.Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.sum = sum
+        return nn.functional.linear(states, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        states, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        flat = gradient.flatten(0, -2)
+        to_states = (flat @ weight).view(states.shape) if wanted[0] else None
+        to_weight = ctx.sum.add(flat, states.flatten(0, -2)) if wanted[1] else None
+        return to_states, to_weight, flat.sum(0) if wanted[2] else None, None
