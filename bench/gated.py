@@ -19,6 +19,9 @@ def main() -> None:
     sys.argv = sys.argv[3:]
     if sys.argv[0] == "tightfit":
         from tightfit.cli import main as run
+        from tightfit.lean import leave_out_the_unused
+
+        leave_out_the_unused()
     else:
         from baseline import main as run
     gate_every_trainer(go, said)

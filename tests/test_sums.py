@@ -30,7 +30,7 @@ def gradients(block: Block, *, summed: bool) -> list[torch.Tensor]:
     assert len(linears) == int(summed)
     for linear in linears:
         linear.begin(PIECES)
-    states = torch.arange(PIECES * 24.0).view(PIECES, 4, 6) / 10
+    states = (torch.arange(PIECES * 24.0).view(PIECES, 4, 6) / 10).requires_grad_()
     torch.cat([block(piece.unsqueeze(0)) for piece in states]).square().sum().backward()
     return [p.grad.clone() for p in block.parameters() if p.grad is not None]
 

@@ -1,5 +1,5 @@
 """python -m tightfit"""
 
-from tightfit.cli import main
+from tightfit.cli import process
 
-main()
+process()

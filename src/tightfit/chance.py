@@ -65,19 +65,22 @@ def dropout(values: torch.Tensor, dropped: float) -> torch.Tensor:
 class _Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx, values: torch.Tensor, dropped: float) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        mask = Chance(draw_seed(values)).keep(torch.empty(values.shape, dtype=MASK), dropped)
-        ctx.save_for_backward(mask)
-        ctx.scale = 1 / (1 - dropped)
-        return _kept(values, mask, ctx.scale)
+        ctx.settings = draw_seed(values), dropped
+        return _kept(values, *ctx.settings)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[no-untyped-def]
-        return _kept(gradient, ctx.saved_tensors[0], ctx.scale), None
+        return _kept(gradient, *ctx.settings), None
 
 
-def _kept(values: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """The product is four times as fast where both are in the cache."""
-    kept = torch.empty(values.shape, dtype=values.dtype)
+def _kept(values: torch.Tensor, seed: int | None, dropped: float) -> torch.Tensor:
+    """The mask is drawn anew each time: half a percent of a layer's time, a byte a number less to keep.
+
+    And nothing kept means that a second run of a layer need not come as far as its last dropout.
+    The product is four times as fast where both are in the cache.
+    """
+    mask = Chance(seed).keep(torch.empty(values.shape, dtype=MASK), dropped)
+    kept, scale = torch.empty(values.shape, dtype=values.dtype), 1 / (1 - dropped)
     rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, mask, kept)]
     times = max(1.0, values.numel() / _VALUES_AT_ONCE)
     for numbers, ones, room in each(zip(*rows, strict=True), times, like=values):

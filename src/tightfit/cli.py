@@ -11,6 +11,7 @@ import typer
 
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
+from tightfit.lean import leave_out_the_unused
 from tightfit.options import job_from, setting, with_job_settings
 from tightfit.report.printing import print_json, stdout
 from tightfit.sentences import what_can_be_mended_is_said
@@ -333,6 +334,12 @@ def _show_run(run: Any, as_json: bool) -> None:
         sys.stdout.write(run.to_json())
     else:
         show_run(run, stdout())
+
+
+def process() -> None:
+    """Run the command line in a process that has nothing else to do."""
+    leave_out_the_unused()
+    main()
 
 
 def main() -> None:

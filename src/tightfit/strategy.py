@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from importlib.util import find_spec
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic_core import PydanticUndefined
 
 from tightfit.data.limits import RowLimits
 from tightfit.device import Device
+from tightfit.lean import is_installed, let_in
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +166,14 @@ class Strategy(ABC):
     @classmethod
     def is_there(cls) -> bool:
         """Whether the package that it needs is installed; nothing is imported to find out."""
-        return cls.needs is None or find_spec(cls.needs) is not None
+        return cls.needs is None or is_installed(cls.needs)
+
+    @classmethod
+    def load(cls) -> None:
+        """Import the package that it needs."""
+        if cls.needs is not None:
+            let_in(cls.needs)
+            import_module(cls.needs)
 
     @property
     def period(self) -> int | None:

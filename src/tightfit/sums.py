@@ -66,27 +66,50 @@ class SummedLinear:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         weight, bias = self.linear.weight, self.linear.bias
-        if self.sum.pieces == 1 or torch.is_autocast_enabled(states.device.type) or not torch.is_grad_enabled():
+        if self.sum.pieces == 1 or torch.is_autocast_enabled(states.device.type) or not _both_learn(states, weight):
             return nn.functional.linear(states, weight, bias)
         self.sum.called()
-        out: torch.Tensor = _Linear.apply(states, weight, bias, self.sum)
+        kept: list[Any] = []
+        states = _Keep.apply(states, weight, kept)
+        out: torch.Tensor = _Linear.apply(states, weight, bias, self.sum, kept[0])
         return out
+
+
+def _both_learn(states: torch.Tensor, weight: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and states.requires_grad and weight.requires_grad
+
+
+class _Keep(torch.autograd.Function):
+    """Keeps what the product's gradients need, before there is a product.
+
+    torch keeps what a function asks for when it is done. A layer's second run ends with the last thing that is kept, so
+    a last product would be computed for nothing: a third of a BERT layer's arithmetic.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, kept: list[Any]) -> torch.Tensor:
+        ctx.save_for_backward(states, weight)
+        kept.append(ctx)
+        return states.view_as(states)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return gradient, None, None
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum, kept: Any
     ) -> torch.Tensor:
-        ctx.save_for_backward(states, weight)
-        ctx.sum = sum
+        ctx.sum, ctx.kept = sum, kept
         return nn.functional.linear(states, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight = ctx.saved_tensors
+        states, weight = ctx.kept.saved_tensors
         wanted = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
         to_states = (flat @ weight).view(states.shape) if wanted[0] else None
         to_weight = ctx.sum.add(flat, states.flatten(0, -2)) if wanted[1] else None
-        return to_states, to_weight, flat.sum(0) if wanted[2] else None, None
+        return to_states, to_weight, flat.sum(0) if wanted[2] else None, None, None

@@ -17,6 +17,7 @@ from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, DoesNotFit, PreflightFailed, RecipeError, TightfitError, suggest
 from tightfit.guard import guarded
 from tightfit.job import Job, write_job_file
+from tightfit.lean import let_in
 from tightfit.meter import Meter, meter_for
 from tightfit.oom import forget, free_memory, freed_after_failure
 from tightfit.preparation import Prepared, buckets_of, prepare
@@ -191,6 +192,7 @@ def refuse_unknown_trackers(names: Sequence[str]) -> None:
     """A tracker that is not installed is found before the run, not in it."""
     if not names:
         return
+    let_in()  # nobody knows what a tracker needs
     from transformers.integrations import get_available_reporting_integrations
 
     there = get_available_reporting_integrations()

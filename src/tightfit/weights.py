@@ -10,6 +10,7 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import ModelError, shown
+from tightfit.lean import let_in
 from tightfit.oom import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights
     import torch
 
     _refuse_paths_outside(name)
+    if not random_weights:
+        _let_adapters_in(name)
     with _clear_errors(name, "weights"), _quiet_transformers():
         if random_weights:
             model = head.from_config(config, trust_remote_code=False, dtype=torch.float32)
@@ -98,6 +101,13 @@ def _refuse_missing_folder(name: str) -> None:
         raise ModelError(f"The folder '{name}' has no config.json: give the folder that holds the model's files.")
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"There is no model folder '{name}': check the path, or give a hub id.")
+
+
+def _let_adapters_in(name: str) -> None:
+    """transformers puts a model and its adapter together with peft, where it finds that."""
+    folder = Path(name)
+    if not folder.is_dir() or (folder / "adapter_config.json").is_file():
+        let_in("peft")
 
 
 def _refuse_paths_outside(name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from tightfit.data.encoding import detect_encoding
 from tightfit.data.tables import Row, Table, is_table, table_endings
 from tightfit.errors import DataError, suggest
+from tightfit.lean import ARROW, let_in
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")
@@ -116,6 +117,7 @@ def _source(name: str, paths: list[Path], header: bool) -> Source:
 
 def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
     if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
+        let_in(*ARROW)
         from datasets import load_from_disk
 
         return _arrow(str(folder), load_from_disk(str(folder)))
@@ -150,6 +152,7 @@ def _is_named(path: Path, words: tuple[str, ...]) -> bool:
 
 
 def _hub(name: str) -> tuple[Source, Source | None]:
+    let_in(*ARROW)
     from datasets import load_dataset
 
     try:

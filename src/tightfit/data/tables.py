@@ -13,6 +13,7 @@ from typing import Any
 
 from tightfit.data.encoding import detect_encoding
 from tightfit.errors import DataError
+from tightfit.lean import ARROW, let_in
 
 csv.field_size_limit(sys.maxsize)  # a review of more than 131,072 characters is a row like any other
 
@@ -163,6 +164,7 @@ def _object(path: Path, place: int, item: Any) -> dict[str, Any]:
 
 
 def _parquet(table: Table) -> Iterator[Row]:
+    let_in(*ARROW)
     import pyarrow as pa
     import pyarrow.parquet as pq
 

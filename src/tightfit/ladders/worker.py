@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.job import Job
+from tightfit.lean import leave_out_the_unused
 from tightfit.sentences import what_can_be_mended_is_said
 
 
 def main() -> None:
     """Do what is asked."""
+    leave_out_the_unused()
     task: dict[str, Any] = json.load(sys.stdin)
     job = Job(**task.pop("job"))
     with what_can_be_mended_is_said():

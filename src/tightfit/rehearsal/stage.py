@@ -9,9 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-# transformers imports peft when it builds a model, and peft imports bitsandbytes where it is installed, which makes
-# tensors for good: they would be part of the first play.
-import peft  # noqa: F401
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights
@@ -36,6 +33,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tightfit.data.slices import Batch
+
+with contextlib.suppress(ImportError):  # in a process of our own nobody finds it, see lean.py
+    # transformers imports peft when it builds a model, and peft imports bitsandbytes where it is installed, which makes
+    # tensors for good: they would be part of the first play.
+    import peft  # noqa: F401
 
 _DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 

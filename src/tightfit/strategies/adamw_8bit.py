@@ -42,5 +42,6 @@ class AdamW8Bit(Strategy):
         from tightfit.shapes import with_data
 
         with with_data():  # tensors that a library makes for good are no part of a rehearsal
+            self.load()
             from tightfit.optimizers.adamw8 import AdamW8
         return AdamW8(groups, lr=learning_rate)

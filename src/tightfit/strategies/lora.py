@@ -32,6 +32,7 @@ class Lora(Strategy):
     name: ClassVar[str] = "lora"
     frees: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENTS, Kind.OPTIMIZER_STATE)
     result: ClassVar[Result] = Result.DIFFERENT
+    needs: ClassVar[str | None] = "peft"
     summary: ClassVar[str] = "trains small matrices beside the frozen weights (LoRA), added to them at the end"
 
     r: int = Field(default=8, ge=1)
@@ -46,6 +47,7 @@ class Lora(Strategy):
     """Add what was learnt to the weights when the training ends."""
 
     def apply(self, parts: Parts) -> Parts:
+        self.load()
         from peft import LoraConfig
 
         from tightfit.adapter import Adapter, find_targets, has_turned_weights

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from tightfit.norms import Handed, LastNorm
     from tightfit.sums import SummedLinear
 
 
@@ -60,12 +61,16 @@ class SliceLayers(Strategy):
         stacks = layer_stacks(parts.model)
         if not stacks:
             raise RecipeError(f"'{self.name}' finds no layers in {type(parts.model).__name__}: use slice in its place.")
+        from tightfit.norms import Handed
+
         limits = RowLimits(self.size)
         pieces = _Pieces(limits)
         parts.model.register_forward_pre_hook(pieces.look, with_kwargs=True)
         for stack in stacks:
-            for start in range(0, len(stack), self.layers):
-                _run_together(list(stack)[start : start + self.layers], pieces)
+            groups = [list(stack)[start : start + self.layers] for start in range(0, len(stack), self.layers)]
+            handed = Handed()
+            for number, group in enumerate(groups, 1):
+                _run_together(group, pieces, handed, is_last=number == len(groups))
         return replace(parts, layer_rows=min(self.size, parts.batch_size), layer_limits=limits)
 
 
@@ -101,12 +106,14 @@ def _lengths(mask: torch.Tensor | None) -> list[int] | None:
     return [int(n) for n in mask.sum(dim=1).tolist()]
 
 
-def _run_together(group: list[nn.Module], pieces: _Pieces) -> None:
+def _run_together(group: list[nn.Module], pieces: _Pieces, handed: Handed, *, is_last: bool) -> None:
     """The first layer runs them all; the others hand on what they are given."""
+    from tightfit.norms import last_norm
     from tightfit.sums import sum_in_place
 
     first, *others = group
-    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces, sum_in_place(group))
+    norm = None if is_last else last_norm(group[-1])
+    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces, sum_in_place(group), handed, norm)
     for layer in others:
         layer.forward = _Done(layer, layer.forward, sliced)
     first.forward = sliced
@@ -116,9 +123,16 @@ class _SlicedForward:
     """The forward of a layer, or of a few in a row, some rows at a time."""
 
     def __init__(
-        self, layer: nn.Module, forwards: list[Callable[..., Any]], pieces: _Pieces, linears: list[SummedLinear]
+        self,
+        layer: nn.Module,
+        forwards: list[Callable[..., Any]],
+        pieces: _Pieces,
+        linears: list[SummedLinear],
+        handed: Handed,
+        norm: LastNorm | None,
     ) -> None:
         self.layer, self.forwards, self.pieces, self.linears = layer, forwards, pieces, linears
+        self.handed, self.norm = handed, norm
         self.given: list[Any] = []
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -132,29 +146,45 @@ class _SlicedForward:
         for linear in self.linears:
             linear.begin(len(pieces))
         cuts = [_Cut(piece, batch, width) for piece in pieces]
+        run = partial(self._run, self._norm_left_by_the_one_before(hidden))
         outputs = [
-            self._run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})
+            run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})
             for states, cut in zip(split_states(hidden, pieces), cuts, strict=True)
         ]
-        return _joined(outputs, pieces, width)
+        joined = _joined(outputs, pieces, width)
+        self.handed.on(joined, self.norm)
+        return joined
 
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _norm_left_by_the_one_before(self, hidden: torch.Tensor) -> LastNorm | None:
+        try:
+            return self.handed.to_next(hidden)
+        except ValueError as error:
+            raise RecipeError(f"'slice-layers' cannot be used here: {error}. Use slice in its place.") from None
+
+    def forward(self, before: LastNorm | None, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """One piece through all of them."""
         import torch
 
+        if before is not None:
+            hidden = before.forward(hidden)
         for forward in self.forwards[:-1]:
             hidden = forward(hidden, *args, **kwargs)
             if not isinstance(hidden, torch.Tensor):
                 raise RecipeError(_not_together(self.layer, "hands on more than its states"))
-        return self.forwards[-1](hidden, *args, **kwargs)
+        out = self.forwards[-1](hidden, *args, **kwargs)
+        return self.norm.look(out) if self.norm is not None else out
 
-    def _run(self, inputs: list[Any], settings: dict[str, Any]) -> Any:
+    def _run(self, before: LastNorm | None, inputs: list[Any], settings: dict[str, Any]) -> Any:
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        if not torch.is_grad_enabled():
-            return self.forward(*inputs, **settings)
-        return checkpoint(partial(self.forward, **settings), *inputs, use_reentrant=False)
+        from tightfit.norms import Missed
+
+        forward = partial(self.forward, before, **settings)
+        try:
+            return checkpoint(forward, *inputs, use_reentrant=False) if torch.is_grad_enabled() else forward(*inputs)
+        except Missed:  # only ever for the first piece
+            return self._run(before, inputs, settings)
 
 
 class _Done:
