@@ -21,10 +21,8 @@ FILLER = ["the", "room", "was", "and", "staff", "were", "bed", "it", "had", "a",
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Arrow files of the tests do not belong into the user's cache."""
-    import datasets
-
-    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("arrow")
+    """Rows of the tests do not belong into the user's cache."""
+    os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("rows"))
 
 
 @pytest.fixture(scope="session")

@@ -54,10 +54,10 @@ def _kept(trainer: Trainer, tokens: Tokens, rows: Sequence[int], tell: Callable[
     """Longest first: little is padded, and what is too large shows at once."""
     at_once, folder = trainer.parts.trunk_rows, Path(trainer.args.output_dir)
     kept, limits = KeptRows(len(tokens), folder), RowLimits(at_once)
-    texts, order = trainer._remove_unused_columns(tokens.dataset), sorted(rows, key=lambda row: -tokens.lengths[row])
+    order = sorted(rows, key=lambda row: -tokens.lengths[row])
     for start in range(0, len(order), at_once):
         chosen = order[start : start + at_once]
-        batch = trainer._prepare_inputs(trainer.data_collator([texts[row] for row in chosen]))
+        batch = trainer._prepare_inputs(trainer.collated(tokens.dataset, chosen))
         pieces = run_in_pieces(lambda piece: _features(trainer, piece), dict(batch), limits, trainer.say)
         with what_fails_is_said(folder / "features"):
             kept.write(chosen, {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]})

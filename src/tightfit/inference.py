@@ -15,6 +15,7 @@ from tightfit.data.limits import RowLimits
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.sources import find_sources
 from tightfit.data.split import held_out_rows
+from tightfit.data.store import Store, store_rows
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device, find_device
 from tightfit.errors import DataError, ModelError
@@ -55,19 +56,16 @@ def predict(
     folder: str | Path, texts: str | Sequence[str | tuple[str, str]], device: str | None = None
 ) -> list[Prediction]:
     """Label texts (or pairs of texts) with a trained model, in the order they came."""
-    from datasets import Dataset
-
     texts = [texts] if isinstance(texts, str) else texts
     if not texts:
         raise DataError("There is no text to label: give one or more.")
     where = find_device(device)
     model, tokenizer, limit = _load(load_run(folder), where)
     pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
-    columns = {"text": [clean(first)[0] for first, _ in pairs]}
-    if any(second for _, second in pairs):
-        columns["text_pair"] = [clean(second)[0] for _, second in pairs]
+    names = ("text", "text_pair") if any(second for _, second in pairs) else ("text",)
+    rows = ({name: clean(text)[0] for name, text in zip(names, pair, strict=False)} for pair in pairs)
     with guarded(where, _say_nothing):
-        logits = _logits(model, encode(Dataset.from_dict(columns), tokenizer, limit), tokenizer)
+        logits = _logits(model, encode(store_rows(rows, dict.fromkeys(names, str)), tokenizer, limit), tokenizer)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     names = model.config.id2label
@@ -105,7 +103,7 @@ def evaluate(
 
 def _rows_to_evaluate(
     run: Run, data: str | None, text: str | None, label: str | None
-) -> tuple[Rows, Any, tuple[str, ...]]:
+) -> tuple[Rows, Store, tuple[str, ...]]:
     """The rows, those of them that were not trained on, and what there is to say about it."""
     job = run.job
     rows, validation = load_rows_like(run, data or job.validation or job.data, text, label)
@@ -148,7 +146,7 @@ def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokeniz
     collate = DataCollatorWithPadding(tokenizer)
     order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
     out = np.empty((len(tokens), model.config.num_labels), dtype=np.float32)
-    inputs = tokens.dataset.remove_columns([c for c in ("labels",) if c in tokens.dataset.column_names])
+    inputs = tokens.dataset.without("labels")
     limits = RowLimits(ROWS_AT_ONCE)
 
     def answer(batch: Batch) -> Array:
@@ -158,7 +156,7 @@ def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokeniz
     with torch.inference_mode():
         for start in range(0, len(order), ROWS_AT_ONCE):
             rows = order[start : start + ROWS_AT_ONCE]
-            batch = dict(collate([inputs[row] for row in rows]))
+            batch = dict(collate(inputs.__getitems__(rows)))
             out[rows] = np.concatenate(run_in_pieces(answer, batch, limits, _say_nothing))
     return out
 

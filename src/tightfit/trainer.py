@@ -258,7 +258,7 @@ class Trainer(transformers.Trainer):
 
     def try_batch(self, rows: list[int], *, keep_gradients: bool = False) -> None:
         """Forward and backward, as of a training batch with these rows."""
-        self.training_step(self.model_wrapped, self._collated(self.train_dataset, rows))
+        self.training_step(self.model_wrapped, self.collated(self.train_dataset, rows))
         if not keep_gradients:
             self.model.zero_grad()
 
@@ -266,7 +266,7 @@ class Trainer(transformers.Trainer):
         """One batch of the evaluation."""
         self.model.eval()
         with self.meter.moment("evaluate"):
-            self.prediction_step(self.model_wrapped, self._collated(self.eval_dataset, rows), False)
+            self.prediction_step(self.model_wrapped, self.collated(self.eval_dataset, rows), False)
 
     def go_back(self) -> None:
         """Weights and optimizer state as saved in the checkpoint that the training goes on from, or begins with."""
@@ -286,10 +286,10 @@ class Trainer(transformers.Trainer):
             self.accelerator.scaler._per_optimizer_states.clear()
         free_memory()
 
-    def _collated(self, dataset: Any, rows: list[int]) -> Batch:
+    def collated(self, dataset: Any, rows: list[int]) -> Batch:
         """As the loaders deliver them."""
-        dataset = self._remove_unused_columns(dataset)
-        return dict(self.data_collator(dataset.__getitems__(rows)))
+        collate = self._get_collator_with_removed_columns(self.data_collator)
+        return dict(collate(dataset.__getitems__(rows)))
 
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""

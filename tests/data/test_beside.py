@@ -47,7 +47,7 @@ def test_it_is_read_in_another_process_and_nothing_is_left_there(
     here = glance_at(Job(model=str(tiny_model), data=str(reviews)))
     assert in_a_new_process(tiny_model, reviews, cache) == json.loads(json.dumps(asdict(here)))
     assert cache.is_dir()
-    assert not list(cache.glob("tightfit-*"))
+    assert not list(cache.iterdir())
 
 
 def test_what_cannot_be_read_there_is_read_here(tiny_model: Path, tmp_path: Path) -> None:

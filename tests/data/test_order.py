@@ -127,12 +127,15 @@ def test_the_largest_batch_counts_also_if_it_is_the_first() -> None:
 
 def test_lengths_are_those_of_the_encoded_rows(tiny_model: Path, reviews: Path) -> None:
     from tightfit.data.rows import load_rows
+    from tightfit.data.store import store_rows
     from tightfit.data.tokens import encode, token_lengths
     from tightfit.weights import load_tokenizer
 
     rows, _ = load_rows(str(reviews))
     tokenizer = load_tokenizer(str(tiny_model))
-    pairs = rows.dataset.map(lambda row: {"text_pair": row["text"][:10]})
+    pairs = store_rows(
+        ({"text": text, "text_pair": text[:10]} for text in rows.dataset["text"]), {"text": str, "text_pair": str}
+    )
     for dataset in (rows.dataset, pairs):
         assert token_lengths(dataset, tokenizer, 12) == encode(dataset, tokenizer, 12).lengths
     assert max(token_lengths(rows.dataset, tokenizer, 99)) > 12

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import write_reviews
 
-from tightfit.data import rows as rows_module
+from tightfit.data import store
 from tightfit.data.labels import find_labels
 from tightfit.data.rows import load_rows
 from tightfit.data.split import held_out_rows, save_split, split_rows
@@ -64,13 +66,17 @@ def test_a_number_that_is_none_is_no_text(tmp_path: Path) -> None:
 def test_a_disk_that_is_full_when_rows_are_kept_is_no_mistake_of_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(value: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.BytesIO):
+        """As a file without a buffer on a disk that has room for one byte more."""
+
+        def write(self, content: Any) -> int:
+            return super().write(content[:1])
 
     (tmp_path / "a.csv").write_text("label,review\n1,good\n0,bad\n", "utf-8")
-    monkeypatch.setattr(rows_module, "clean", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(store, "_file_without_name", Full)
+    with pytest.raises(OSError, match="No space left") as raised:
         load_rows(str(tmp_path / "a.csv"))
+    assert raised.value.errno == errno.ENOSPC
 
 
 def test_many_lines_are_not_all_named(tmp_path: Path) -> None:

@@ -67,9 +67,6 @@ class Kills:
         return self._undisturbed[recipe]
 
     def _work(self, out: str, recipe: str) -> int:
-        from tightfit.data import rows
-
-        rows._arrow_folder.cache_clear()  # a process of its own has a folder of its own
         resume = (self.ground.folder / out / "job.yaml").is_file()
         self.ground.train(out, RECIPES[recipe], resume=resume, save_every=SAVE_EVERY)
         return 0

@@ -6,8 +6,6 @@ place, so rows can be written in any order and those that a training never meets
 
 from __future__ import annotations
 
-import errno
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from tightfit.data.store import write_whole
 
 if TYPE_CHECKING:
     from tightfit.data.slices import Batch
@@ -39,8 +39,7 @@ class KeptRows(torch.utils.data.Dataset):
         joined = np.concatenate([columns[name] for name in self._columns], axis=1)
         for row, content in zip(rows, joined, strict=True):
             self._file.seek(row * len(content))
-            if self._file.write(content.tobytes()) < len(content):  # a disk that fills up takes what it can
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_whole(self._file, content.tobytes())
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """What torch's loader asks for; nothing is left to collate."""

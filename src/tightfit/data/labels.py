@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from tightfit.data.flaws import named
 from tightfit.data.rows import Rows
+from tightfit.data.store import Store
 from tightfit.errors import DataError
 
 
@@ -36,7 +36,7 @@ def find_labels(rows: Rows, *, will_be_split: bool) -> Labels:
     return Labels(tuple(sorted(counts, key=_order)))
 
 
-def about_unknown_labels(name: str, dataset: Any, labels: Labels) -> tuple[str, ...]:
+def about_unknown_labels(name: str, dataset: Store, labels: Labels) -> tuple[str, ...]:
     """Rows whose label was never trained cannot be scored."""
     pairs = zip(dataset["line"], dataset["label"], strict=True)
     lines = [line for line, label in pairs if label not in labels.ids]
@@ -48,7 +48,7 @@ def _refuse_single_rows(rows: Rows, counts: Counter[str]) -> None:
     single = [label for label, count in counts.items() if count == 1]
     if not single:
         return
-    line = rows.dataset["line"][list(rows.dataset["label"]).index(single[0])]
+    line = rows.dataset["line"][rows.dataset["label"].index(single[0])]
     more = f" (and {len(single) - 1:,} more)" if len(single) > 1 else ""
     wrong = " Is it the right column?" if len(single) > len(rows) / 10 else ""
     raise DataError(

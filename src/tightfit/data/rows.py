@@ -1,17 +1,11 @@
-"""Rows: the texts and labels of a source on disk as Arrow, empty ones dropped and counted."""
+"""Rows: the texts and labels of a source in a file, empty ones dropped and counted."""
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +13,7 @@ import numpy as np
 from tightfit.data.columns import Columns, find_columns
 from tightfit.data.flaws import DROPPED, WITHOUT_TEXT, Flaw, clean, notes_on
 from tightfit.data.sources import Source, find_sources
+from tightfit.data.store import Store, store_rows
 from tightfit.errors import DataError, suggest
 
 
@@ -27,7 +22,7 @@ class Rows:
     """Clean rows: text, text_pair for pairs, label as the file writes it, the line each stands on, its number."""
 
     source: Source
-    dataset: Any
+    dataset: Store
     columns: Columns
     notes: tuple[str, ...] = ()
     """What was dropped, aloud."""
@@ -61,10 +56,10 @@ def load_rows(
 
 
 def read_rows(source: Source, columns: Columns) -> Rows:
-    """Read a source's rows to Arrow on disk and drop the ones that hold nothing to learn from."""
+    """Read a source's rows to a file and drop the ones that hold nothing to learn from."""
     _refuse_missing_columns(source, columns)
-    everything = _to_arrow(source, columns)
-    flaws = np.asarray(everything["flaws"][:], dtype=np.int64)
+    everything = _stored(source, columns)
+    flaws = np.asarray(everything["flaws"], dtype=np.int64)
     if (flaws & int(WITHOUT_TEXT)).all():
         raise DataError(
             f"{source.name}: the column '{columns.text[0]}' is empty in every row: choose another with --text."
@@ -72,8 +67,8 @@ def read_rows(source: Source, columns: Columns) -> Rows:
     kept = np.flatnonzero(flaws & int(DROPPED) == 0)
     if not len(kept):
         raise DataError(f"{source.name}: the column '{columns.label}' holds no label: choose another with --label.")
-    notes = (*source.notes, *notes_on(source.name, flaws, everything["line"][:]))
-    return Rows(source, everything.select(kept).remove_columns("flaws"), columns, notes)
+    notes = (*source.notes, *notes_on(source.name, flaws, everything["line"]))
+    return Rows(source, everything.select(kept).without("flaws"), columns, notes)
 
 
 def _refuse_missing_columns(source: Source, columns: Columns) -> None:
@@ -85,54 +80,13 @@ def _refuse_missing_columns(source: Source, columns: Columns) -> None:
             raise DataError(f"{name} has no column '{missing[0]}': {suggest(missing[0], there)}")
 
 
-def _to_arrow(source: Source, columns: Columns) -> Any:
-    from datasets import Dataset, Features, Value
-    from datasets.exceptions import DatasetGenerationError
-
-    names = ["text", *(["text_pair"] if len(columns.text) == 2 else []), "label"]
-    numbers = {"line": Value("int64"), "row": Value("int64"), "flaws": Value("int64")}
-    features = Features({**{name: Value("string") for name in names}, **numbers})
-    try:
-        return Dataset.from_generator(
-            _generate,
-            features=features,
-            gen_kwargs={"source": source, "columns": columns},
-            cache_dir=_arrow_folder(),
-        )
-    except DatasetGenerationError as error:
-        if isinstance(error.__cause__, (DataError, OSError, MemoryError)):  # a full disk is no fault of the data's
-            raise error.__cause__ from None
-        raise
+def _stored(source: Source, columns: Columns) -> Store:
+    texts = ["text", *(["text_pair"] if len(columns.text) == 2 else []), "label"]
+    kinds = dict.fromkeys(texts, str) | dict.fromkeys(("line", "row", "flaws"), int)
+    return store_rows(_cleaned(source, columns), kinds)
 
 
-@functools.cache
-def _arrow_folder() -> str:
-    """A folder for this process's Arrow files, on disk beside the library's own, gone when the process ends."""
-    import datasets
-
-    home = Path(datasets.config.HF_DATASETS_CACHE)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        _remove_orphans(home)
-        folder = tempfile.mkdtemp(prefix=f"tightfit-{os.getpid()}-", dir=home)
-    except OSError:  # a home that cannot be written to
-        folder = tempfile.mkdtemp(prefix="tightfit-")
-    # Not atexit, which a forked process never comes to.
-    Finalize(None, shutil.rmtree, args=(folder,), kwargs={"ignore_errors": True}, exitpriority=0)
-    return folder
-
-
-def _remove_orphans(home: Path) -> None:
-    """Files of processes that were killed and could not tidy up."""
-    import psutil
-
-    for folder in home.glob("tightfit-*-*"):
-        owner = folder.name.split("-")[1]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _generate(source: Source, columns: Columns) -> Iterator[dict[str, Any]]:
+def _cleaned(source: Source, columns: Columns) -> Iterator[dict[str, Any]]:
     for number, (line, row) in enumerate(source.rows()):
         cells = [clean(row.get(column)) for column in columns.text]
         texts = {name: text for name, (text, _) in zip(("text", "text_pair"), cells, strict=False)}

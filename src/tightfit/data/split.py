@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.data.rows import Rows
+from tightfit.data.store import Store
 from tightfit.errors import BadInput
 from tightfit.whole import whole_folder
 
@@ -22,8 +24,8 @@ FOLDER = "split"
 class Split:
     """Training and validation rows."""
 
-    train: Any
-    validation: Any
+    train: Store
+    validation: Store
     digest: str
     """Of the data the validation rows come from."""
     notes: tuple[str, ...] = ()
@@ -33,7 +35,7 @@ def split_rows(rows: Rows, validation: Rows | None, seed: int) -> Split:
     """Hold out the given validation rows, or a seeded tenth of each label."""
     if validation is not None:
         return _with_repeats_counted(Split(rows.dataset, validation.dataset, validation.digest))
-    held_out = _draw(np.array(rows.dataset["label"][:]), np.random.default_rng(seed))
+    held_out = _draw(np.array(rows.dataset["label"]), np.random.default_rng(seed))
     train, test = (rows.dataset.select(np.flatnonzero(side)) for side in (~held_out, held_out))
     return _with_repeats_counted(Split(train, test, rows.digest))
 
@@ -54,7 +56,7 @@ def _draw(labels: np.ndarray[Any, Any], chance: np.random.Generator) -> np.ndarr
 
 def save_split(folder: Path, split: Split) -> None:
     """Write the held-out lines and the fingerprints of the training rows into the run folder."""
-    about = {"digest": split.digest, "validation_rows": list(split.validation["row"])}
+    about = {"digest": split.digest, "validation_rows": split.validation["row"]}
     with whole_folder(folder / FOLDER) as aside:
         (aside / "validation.json").write_text(json.dumps(about), "utf-8")
         np.save(aside / "train.npy", fingerprints(split.train), allow_pickle=False)
@@ -70,7 +72,7 @@ class SavedSplit:
 
     def is_of(self, split: Split) -> bool:
         """Whether a split made now is the one of the run."""
-        same_rows = self.validation_rows == list(split.validation["row"])
+        same_rows = self.validation_rows == split.validation["row"]
         return self.digest == split.digest and same_rows and np.array_equal(self.trained, fingerprints(split.train))
 
 
@@ -86,7 +88,7 @@ def load_split(folder: Path) -> SavedSplit:
         ) from None
 
 
-def held_out_rows(folder: Path, rows: Rows) -> tuple[Any, tuple[str, ...]]:
+def held_out_rows(folder: Path, rows: Rows) -> tuple[Store, tuple[str, ...]]:
     """The rows that this run did not train on, and a note on what was left out."""
     saved = load_split(folder)
     if saved.digest == rows.digest:
@@ -99,13 +101,13 @@ def held_out_rows(folder: Path, rows: Rows) -> tuple[Any, tuple[str, ...]]:
     return rows.dataset.select(keep), note
 
 
-def fingerprints(dataset: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def fingerprints(dataset: Store) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """One number per row that says whether two rows hold the same words and label."""
-    pairs = dataset["text_pair"][:] if "text_pair" in dataset.column_names else [""] * len(dataset)
-    return np.array(
-        [_fingerprint(*row) for row in zip(dataset["text"][:], pairs, dataset["label"][:], strict=True)],
-        dtype=np.uint64,
-    )
+    found = array("Q")
+    for rows in dataset.batches():
+        pairs = rows.get("text_pair") or [""] * len(rows["text"])
+        found.extend(_fingerprint(*row) for row in zip(rows["text"], pairs, rows["label"], strict=True))
+    return np.array(found, dtype=np.uint64)
 
 
 def _fingerprint(*words: str) -> int:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tightfit.data.labels import Labels
+from tightfit.data.store import Store, store_rows
 from tightfit.errors import BadInput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _OWN = ("length", "cut", "lost")
+_UNTOLD = -1
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Encoded rows, and the length of each."""
 
-    dataset: Any
+    dataset: Store
     lengths: list[int]
     cut: int
     """How many rows were longer than the limit."""
@@ -34,24 +38,29 @@ class Tokens:
         return Tokens(self.dataset.select(order), [self.lengths[i] for i in order], self.cut, self.lost)
 
 
-def encode(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
+def encode(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
     """Turn texts into token ids, and labels into numbers where they are wanted."""
     _refuse_no_room(dataset, tokenizer, max_length)
-    encoded = dataset.map(
-        _encode_batch,
-        batched=True,
-        remove_columns=dataset.column_names,
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "ids": labels.ids if labels else None},
-    )
-    lengths, cut, lost = encoded["length"][:], sum(encoded["cut"][:]), encoded["lost"][:]
-    return Tokens(encoded.remove_columns(list(_OWN)), lengths, cut, sum(lost) if None not in lost else None)
+    rows = _encoded_rows(dataset, tokenizer, max_length, labels.ids if labels else None)
+    first = next(rows)  # tokenizers differ in what they give
+    encoded = store_rows(itertools.chain([first], rows), {name: type(value) for name, value in first.items()})
+    lengths, cut, lost = (encoded[name] for name in _OWN)
+    return Tokens(encoded.without(*_OWN), lengths, sum(cut), sum(lost) if _UNTOLD not in lost else None)
 
 
-def token_lengths(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
+def _encoded_rows(
+    dataset: Store, tokenizer: Any, max_length: int, ids: dict[str, int] | None
+) -> Iterator[dict[str, Any]]:
+    for rows in dataset.batches():
+        encoded = _encode_batch(rows, tokenizer, max_length, ids)
+        yield from (dict(zip(encoded, cells, strict=True)) for cells in zip(*encoded.values(), strict=True))
+
+
+def token_lengths(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
     """How long each text is for the model, without keeping the tokens."""
     _refuse_no_room(dataset, tokenizer, max_length)
     lengths: list[int] = []
-    for rows in dataset.iter(batch_size=1000):
+    for rows in dataset.batches():
         texts = rows["text"], *([rows["text_pair"]] if "text_pair" in rows else [])
         lengths += [min(length, max_length) for length in _whole_lengths(texts, tokenizer)]
     return lengths
@@ -68,7 +77,7 @@ def _whole_lengths(texts: tuple[list[str], ...], tokenizer: PreTrainedTokenizerB
     return [len(encoding.ids) for encoding in backend.encode_batch_fast(inputs)]
 
 
-def _refuse_no_room(dataset: Any, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _refuse_no_room(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
     if max_length <= special:
         raise BadInput(f"{max_length} tokens leave no room for a text beside {special} special ones: allow more.")
@@ -82,9 +91,9 @@ def _encode_batch(
     inner = getattr(encoded, "encodings", None)
     out = dict(encoded)
     out["length"] = [len(tokens) for tokens in encoded["input_ids"]]
-    out["cut"] = [bool(e.overflowing) for e in inner] if inner else [n >= max_length for n in out["length"]]
+    out["cut"] = [int(bool(e.overflowing)) for e in inner] if inner else [int(n >= max_length) for n in out["length"]]
     # What is cut off a pair comes back in every combination of the two texts: nobody could add it up.
-    out["lost"] = [_lost(e) for e in inner] if inner and not pairs else [None for _ in out["length"]]
+    out["lost"] = [_lost(e) for e in inner] if inner and not pairs else [_UNTOLD for _ in out["length"]]
     if ids is not None:
         out["labels"] = [ids[label] for label in rows["label"]]
     return out

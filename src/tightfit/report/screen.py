@@ -48,9 +48,10 @@ def _silence_libraries() -> None:
     """The libraries' own progress bars and reports would tear ours apart."""
     from transformers.utils import logging
 
-    if "datasets" in sys.modules:
-        sys.modules["datasets"].disable_progress_bars()
-    else:  # it takes a second to import, and not every command reads data
+    datasets = sys.modules.get("datasets")
+    if datasets is not None:
+        datasets.disable_progress_bars()
+    else:  # it takes a second to import, and few commands read what it reads
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
