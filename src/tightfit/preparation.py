@@ -136,17 +136,25 @@ class _Foreseen:
 
 def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[_Foreseen, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
+    from tightfit.elsewhere import elsewhere
+    from tightfit.rehearsal.process import overhead_of
     from tightfit.rehearsal.rehearsal import Rehearsal
 
-    rehearsal = Rehearsal(company, lengths)
+    recipe.load()
+    rehearsal = Rehearsal(company, lengths, overhead=overhead_of(company.device))
+    on_card = company.device.kind != "cpu"  # where it leaves nothing, and a driver does not like forks
     try:
-        bill = rehearsal.bill(recipe)
-        return _Foreseen(bill, rehearsal.course(recipe), _smaller(rehearsal, recipe, bill)), ()
+        return (_foreseen(rehearsal, recipe) if on_card else elsewhere(_foreseen, rehearsal, recipe)), ()
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return _Foreseen(), (f"memory could not be foretold: {reason}",)
+
+
+def _foreseen(rehearsal: Rehearsal, recipe: Recipe) -> _Foreseen:
+    bill = rehearsal.bill(recipe)
+    return _Foreseen(bill, rehearsal.course(recipe), _smaller(rehearsal, recipe, bill))
 
 
 def _smaller(rehearsal: Rehearsal, recipe: Recipe, bill: Bill) -> list[Smaller]:

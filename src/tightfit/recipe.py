@@ -31,6 +31,12 @@ class Recipe:
         """The recipe as the user would write it."""
         return [strategy.word for strategy in self.strategies]
 
+    def load(self) -> None:
+        """Import the packages that its strategies need and that are there: they are part of the process it runs in."""
+        for strategy in self.strategies:
+            if strategy.is_there():
+                strategy.load()
+
     def without_shapes(self) -> Recipe:
         """The recipe without what changes only how many rows and tokens go through at once."""
         return Recipe(tuple(s for s in self.strategies if not s.shapes_only))

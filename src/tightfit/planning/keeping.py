@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 from tightfit.budget import Budget
 from tightfit.clock import clock_for
-from tightfit.errors import RunFailed
+from tightfit.elsewhere import elsewhere
 from tightfit.planning.planner import Planner
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
@@ -55,7 +50,7 @@ class Keeping:
         """The recipe; raises DoesNotFit. What it leaves in memory would count against the budget, so it leaves none."""
         clock, overhead = clock_for(self.budget.device), overhead_of(self.budget.device)
         planner = Planner(Rehearsal(company, lengths, always_padded=True, overhead=overhead), clock)
-        return _elsewhere(self._choose, planner)
+        return elsewhere(self._choose, planner)
 
     def _choose(self, planner: Planner) -> Kept:
         notes = [note for note in (self.budget.note, planner.clock.rates.note) if note]
@@ -77,33 +72,3 @@ class Keeping:
     def _limit(self) -> Budget:
         """The budget, or a tenth less than what failed: a little less would fail as well."""
         return self.budget if self.failed is None else replace(self.budget, size=self.failed * 9 // 10)
-
-
-def _elsewhere(work: Callable[[Planner], Kept], planner: Planner) -> Kept:
-    """In a process of its own where that is cheap. It inherits all that is loaded, and needs no threads."""
-    if sys.platform != "linux":
-        return work(planner)
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, work, planner))
-    try:
-        process.start()
-        there.close()
-        answer = here.recv()
-    except EOFError:
-        raise RunFailed("The planning was ended from outside, perhaps for want of memory: free some.") from None
-    finally:
-        if process.pid is not None:
-            process.terminate()  # it has answered, or nobody waits for its answer any more
-            process.join()
-    if isinstance(answer, BaseException):
-        raise answer
-    kept: Kept = answer
-    return kept
-
-
-def _answer(pipe: Connection, work: Callable[[Planner], Kept], planner: Planner) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both, and one sentence is enough
-    try:
-        pipe.send(work(planner))
-    except Exception as error:
-        pipe.send(error)

@@ -28,9 +28,7 @@ def rehearse(job: Job | Loop, use: str | Sequence[str] = (), device: str | None 
     from tightfit.rehearsal.rehearsal import Rehearsal
 
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
-    for strategy in recipe.strategies:
-        if strategy.is_there():  # what it brings is part of the process
-            strategy.load()
+    recipe.load()
     rehearsal = Rehearsal.of(job, where, probe=probe)
     if not probe:  # which may use real tensors, and with them threads that a fork has not
         play_ahead(rehearsal, [recipe])

@@ -11,22 +11,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from tightfit.elsewhere import elsewhere
 from tightfit.errors import RunFailed
-from tightfit.planning.keeping import _elsewhere
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the same process")
 
 
 def test_an_answer_and_an_error_come_back() -> None:
-    assert _elsewhere(lambda planner: f"answer to {planner}", "me") == "answer to me"
+    assert elsewhere(lambda planner: f"answer to {planner}", "me") == "answer to me"
 
     def fail(planner: object) -> None:
         raise KeyError("a mistake")
 
     with pytest.raises(KeyError, match="a mistake"):
-        _elsewhere(fail, None)
+        elsewhere(fail, None)
     with pytest.raises(RunFailed, match="ended from outside"):
-        _elsewhere(lambda planner: os._exit(9), None)
+        elsewhere(lambda planner: os._exit(9), None)
 
 
 @pytest.fixture
@@ -46,6 +46,6 @@ def test_ctrl_c_ends_it_at_once() -> None:
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        _elsewhere(interrupt_and_plan_on, None)
+        elsewhere(interrupt_and_plan_on, None)
     assert time.monotonic() - start < 30
     assert not multiprocessing.active_children()
