@@ -210,6 +210,9 @@ def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) ->
     from tightfit.data.beside import glance_beside
     from tightfit.weights import load_tokenizer
 
+    # The data is still being read on another core, and those who play inherit what is loaded here.
+    import tightfit.trainer  # noqa: F401
+
     glance, tokenizer = glance_beside(job), load_tokenizer(job.model)
     fitting = job.for_rows(len(glance.train))
     lengths = Lengths.of(fitting, glance.train, glance.validation)
