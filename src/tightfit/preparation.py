@@ -137,11 +137,10 @@ class _Foreseen:
 def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[_Foreseen, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
     from tightfit.elsewhere import elsewhere
-    from tightfit.rehearsal.process import overhead_of
     from tightfit.rehearsal.rehearsal import Rehearsal
 
     recipe.load()
-    rehearsal = Rehearsal(company, lengths, overhead=overhead_of(company.device))
+    rehearsal = Rehearsal(company, lengths, overhead=company.overhead())
     on_card = company.device.kind != "cpu"  # where it leaves nothing, and a driver does not like forks
     try:
         return (_foreseen(rehearsal, recipe) if on_card else elsewhere(_foreseen, rehearsal, recipe)), ()

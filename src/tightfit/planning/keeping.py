@@ -13,7 +13,6 @@ from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.rehearsal import Rehearsal
 from tightfit.units import format_bytes, format_seconds
 
@@ -48,7 +47,7 @@ class Keeping:
 
     def choose(self, company: Company, lengths: Lengths) -> Kept:
         """The recipe; raises DoesNotFit. What it leaves in memory would count against the budget, so it leaves none."""
-        clock, overhead = clock_for(self.budget.device), overhead_of(self.budget.device)
+        clock, overhead = clock_for(self.budget.device), company.overhead()
         planner = Planner(Rehearsal(company, lengths, always_padded=True, overhead=overhead), clock)
         return elsewhere(self._choose, planner)
 

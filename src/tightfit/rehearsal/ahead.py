@@ -29,7 +29,8 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     meanwhile = rehearsal.company.device.kind == "cpu" and not is_everything_loaded()
     if cores() < 2 or len(needed) < (1 if meanwhile else 2):
         return
-    _rehearsal = rehearsal  # the processes inherit it
+    rehearsal.company.load_code()
+    _rehearsal = rehearsal  # the processes inherit both
     try:
         with ProcessPoolExecutor(min(cores(), 4), multiprocessing.get_context("fork")) as pool:
             playing = pool.map(_play, needed)

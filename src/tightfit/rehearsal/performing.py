@@ -17,9 +17,11 @@ from tightfit.job import Job
 from tightfit.layers import depth_of, period_of
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.depth import deepen
+from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike
 from tightfit.rehearsal.stage import Extents, Performance, play
 from tightfit.strategy import Parts
+from tightfit.tasks import find_task
 from tightfit.weights import load_config
 
 if TYPE_CHECKING:
@@ -75,6 +77,15 @@ class Company:
     def _play(self, recipe: Recipe, extents: Callable[[Parts], Extents], **how: Any) -> Performance:
         without_weights = self.job.model_copy(update={"random_weights": True})
         return play(without_weights, recipe, self.device, self.labels, self.tokenizer, extents, **how)
+
+    def overhead(self) -> int:
+        """What there is without any tensor."""
+        self.load_code()
+        return overhead_of(self.device)
+
+    def load_code(self) -> None:
+        """Import the model's own: it is part of the process, and those who play in others need not do it each."""
+        find_task(self.job.task).head()._model_mapping.get(type(self._config), None)
 
     @property
     def depth(self) -> int | None:

@@ -14,7 +14,6 @@ from tightfit.rehearsal.bill import Bill, host_peak, least_of, moments_of
 from tightfit.rehearsal.course import Course, course_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
 from tightfit.rehearsal.splice import splice
 from tightfit.rehearsal.stage import Extents, Performance
@@ -94,7 +93,7 @@ class Rehearsal:
     @cached_property
     def _overhead(self) -> int:
         """Looked at once, so that bills can be compared: playing leaves things in memory too."""
-        return overhead_of(self.company.device) if self.overhead is None else self.overhead
+        return self.company.overhead() if self.overhead is None else self.overhead
 
     def played(self, recipe: Recipe) -> tuple[Played, Parts]:
         """The recipe as it was played, and its parts with the rows and tokens that it has here."""
@@ -207,11 +206,9 @@ def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
 
 @lru_cache(maxsize=4)
 def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) -> Rehearsal:
+    import tightfit.trainer  # noqa: F401, while the data is read beside; those who play inherit it
     from tightfit.data.beside import glance_beside
     from tightfit.weights import load_tokenizer
-
-    # The data is still being read on another core, and those who play inherit what is loaded here.
-    import tightfit.trainer  # noqa: F401
 
     glance, tokenizer = glance_beside(job), load_tokenizer(job.model)
     fitting = job.for_rows(len(glance.train))
