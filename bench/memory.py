@@ -30,17 +30,29 @@ MADE = {  # architectures of which there is no folder: their library's own defau
     "minilm": ("BertConfig", {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
 }
 SMALL = ["", "slice:size=8", "slice:size=2 adafactor", "slice:size=4 checkpoint"]
+LEANEST = "attention slice-layers:size=2 adafactor step-in-backward"
 PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
     "minilm 32x128": [*SMALL, "slice:size=16 mixed-precision"],
     "rbt3 32x128": [*SMALL, "slice:size=16", "freeze:layers=2", "mixed-precision", "adamw:fused=false slice:size=8"],
+    "rbt3 32x96": [
+        "attention slice:size=8",
+        "attention slice-layers:size=8 adafactor step-in-backward",
+        "attention slice-layers:size=4,layers=2 bucket adafactor step-in-backward",
+        "slice:size=8 adamw-8bit",
+        "slice:size=8 bucket adamw-16bit",
+    ],
     "rbt3 64x64": ["", "slice:size=1", "slice:size=32 checkpoint:every=2"],
     "rbt3 8x512": ["slice:size=2", "slice:size=4 max-length:tokens=256"],
-    "distilbert-base-uncased 16x128": [*SMALL, "freeze"],
+    "distilbert-base-uncased 16x128": [
+        *SMALL,
+        "freeze",
+        "attention slice-layers:size=4 bucket adamw-8bit step-in-backward",
+    ],
     "t5-small 16x96": ["slice:size=8", "slice:size=4 checkpoint", "slice:size=4 adafactor"],
     "albert-base 16x128": ["slice:size=8", "slice:size=8 checkpoint"],
     "electra-base 16x64": ["slice:size=8", "slice:size=4 checkpoint adafactor"],
     "mpnet-base 16x64": ["slice:size=4", "slice:size=4 freeze:layers=6"],
-    "gpt2 8x128": ["slice:size=4", "slice:size=2 checkpoint adafactor", "freeze"],
+    "gpt2 8x128": ["slice:size=4", "slice:size=2 checkpoint adafactor", "freeze", LEANEST],
     "xlm-roberta-6 16x64": ["slice:size=8", "slice:size=8 adafactor"],
     "ModernBERT-base 8x128": ["slice:size=4", "slice:size=4 checkpoint"],
     "deberta-v3-base 8x96": ["slice:size=4", "slice:size=2 checkpoint adafactor"],
@@ -51,6 +63,9 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
         "freeze",
         "slice:size=8 freeze:layers=6",
         "slice:size=8 lora",
+        "attention checkpoint bucket adafactor step-in-backward",
+        "attention slice-layers:size=4,layers=2 adafactor step-in-backward",
+        "slice:size=4 adamw-16bit",
     ],
     "bert-base-chinese 16x64": ["slice:size=1", "slice:size=8 mixed-precision", "slice:size=8 checkpoint:every=3"],
     "bert-base-chinese 4x512": ["slice:size=2", "slice:size=1 checkpoint adafactor"],
@@ -61,7 +76,7 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
         "slice:size=4 freeze:layers=12",
         "lora checkpoint",
     ],
-    "roberta-large 4x96": ["slice:size=2 adafactor", "slice:size=2 freeze:layers=20"],
+    "roberta-large 4x96": ["slice:size=2 adafactor", "slice:size=2 freeze:layers=20", LEANEST],
 }
 
 

@@ -18,8 +18,6 @@ RECORD = ROOT / "records" / "same.json"
 STEPS, BATCH, LENGTH = 20, 4, 64
 RECIPES = [
     "plain",
-    "attention",
-    "slice:size=1",
     "attention slice:size=2 checkpoint:every=2",
     "slice-layers:size=1",
     "attention slice-layers:size=2,layers=2",

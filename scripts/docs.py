@@ -53,6 +53,10 @@ HEADINGS = {
         "en": ("", "whole process", "foretold", "time of a step"),
         "zh": ("", "整个进程", "预测", "每步用时"),
     },
+    "same": {
+        "en": ("", "loss", "against Trainer's"),
+        "zh": ("", "损失", "与 Trainer 之差"),
+    },
     "frozen": {
         "en": ("model", "rows", "recipe", "epoch 1", "epoch 2", "epoch 2 / epoch 1", "F1"),
         "zh": ("模型", "行数", "配方", "第 1 轮", "第 2 轮", "第 2 轮 / 第 1 轮", "F1"),
@@ -305,6 +309,15 @@ def published(language: str) -> str:
     return table(HEADINGS["published"][language], rows)
 
 
+def same(language: str) -> str:
+    """Losses after some steps from the same weights, without dropout."""
+    losses = json.loads((RECORDS / "same.json").read_text("utf-8"))["losses"]
+    name, expected = next(iter(losses.items()))
+    rows = [(name, f"{expected:.6f}", "–")]
+    rows += [(f"tightfit, `{r}`", f"{loss:.6f}", f"{loss - expected:+.1e}") for r, loss in losses.items() if r != name]
+    return table(HEADINGS["same"][language], rows)
+
+
 def percent(share: float) -> str:
     return f"{share:+.1%}" if share else "0 %"
 
@@ -360,6 +373,7 @@ BLOCKS = {
     "ladder": ladder,
     "rungs-macbert-large": rungs("rungs-macbert-large"),
     "rungs-minilm": rungs("rungs-minilm"),
+    "same": same,
     "frozen": frozen,
     "padding": padding,
     "memory": memory,
