@@ -17,10 +17,10 @@ from quality import BASELINE, ROOT, run, split
 RECORD = ROOT / "records" / "same.json"
 STEPS, BATCH, LENGTH = 20, 4, 64
 RECIPES = [
-    "plain",
+    "attention slice-layers:size=2,layers=2",
     "attention slice:size=2 checkpoint:every=2",
     "slice-layers:size=1",
-    "attention slice-layers:size=2,layers=2",
+    "plain",
 ]
 
 

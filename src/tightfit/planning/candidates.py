@@ -39,8 +39,9 @@ def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool)
     """Still smaller, and slower."""
     kernels = "attention" if attention else ""
     bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
+    order = "" if "bucket" in wishes.avoided else "bucket"  # sooner done, and the optimizer changes the result anyway
     for form, words in product(bits, _layer_by_layer(device, batch)):
-        recipe = _recipe((kernels, form, _LEANEST, *words, _IN_BACKWARD), wishes)
+        recipe = _recipe((kernels, form, _LEANEST, order, *words, _IN_BACKWARD), wishes)
         if recipe is not None:
             yield recipe
 
@@ -49,7 +50,8 @@ def _layer_by_layer(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
     """Pieces of a few rows; two layers at once, which halves the states between them; and all of it elsewhere."""
     least = f"slice-layers:size={max(1, batch // _SMALLEST_SHARE)}"
     if device.kind == "cpu":
-        yield (f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}",)
+        share = f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}"
+        yield from ((share,), (f"{share},layers=2",))
     yield from ((least,), (f"{least},layers=2",))
     if device.kind == "cuda":
         yield least, "offload-activations", "offload-optimizer"
