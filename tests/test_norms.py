@@ -112,3 +112,15 @@ def test_states_that_somebody_changed_on_the_way_are_refused() -> None:
     handed.on(states, norm)
     with pytest.raises(ValueError, match="between layers"):
         handed.to_next(states + 1)
+
+
+def test_a_batch_that_failed_on_its_way_leaves_nothing_to_the_next() -> None:
+    """As when memory runs out in a layer and the batch is done again."""
+    parts = parts_of("slice-layers:size=2", model=build("Bert", layers=LAYERS))
+    batch, second = batch_of(parts, 0), parts.model.bert.encoder.layer[1]
+    expected = parts.model(**batch).loss
+    working, second.attention.forward = second.attention.forward, None
+    with pytest.raises(TypeError):
+        parts.model(**batch)
+    second.attention.forward = working
+    assert torch.equal(parts.model(**batch).loss, expected)
