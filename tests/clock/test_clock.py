@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,13 @@ import torch
 from plans import RATES, planner_of
 
 from tightfit.cards import CARDS
-from tightfit.clock import Clock, clock_for, measured
+from tightfit.clock import Clock, clock_for, measured, pieces
+from tightfit.clock.layers import Layer, foretold, set_right
+from tightfit.clock.pieces import fastest
 from tightfit.clock.rates import Rates
 from tightfit.planning.planner import Planner
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.work import PASS, PRODUCT
+from tightfit.rehearsal.work import NORM, PASS, PRODUCT
 from tightfit.strategies import STRATEGIES
 
 
@@ -107,21 +111,62 @@ def test_rates_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pyte
     measured.rates_of_this_machine.cache_clear()
 
 
-@pytest.mark.parametrize("quiet", [(False,), (True, False)], ids=["busy", "became busy"])
-def test_rates_of_a_busy_machine_are_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: tuple[bool, ...]
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def quiet_then(monkeypatch: pytest.MonkeyPatch, looks: Sequence[bool]) -> list[int]:
+    """The cores are found so at each look, and free where only one is in use. Returns each round's threads."""
+    told, threads = iter(looks), list[int]()
+    monkeypatch.setattr(measured, "is_quiet", lambda: torch.get_num_threads() == 1 or next(told))
+    monkeypatch.setattr(measured, "measure_pieces", lambda: threads.append(torch.get_num_threads()) or RATES)
+    monkeypatch.setattr(measured, "narrow_products", lambda call: [(1.0, call)])
+    return threads
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("looks", [[False], [True, False, True, False]], ids=["busy", "became busy"])
+def test_rates_of_a_busy_machine_are_those_of_one_core_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[bool]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    looks, threads, before = iter(quiet), [], torch.get_num_threads()
-    monkeypatch.setattr(measured, "is_quiet", lambda: next(looks))
-    monkeypatch.setattr(measured, "measure", lambda: threads.append(torch.get_num_threads()) or RATES)
+    threads = quiet_then(monkeypatch, looks)
     measured.rates_of_this_machine.cache_clear()
     rates = measured.rates_of_this_machine()
     measured.rates_of_this_machine.cache_clear()
     assert not list(tmp_path.rglob("*.json"))
-    assert threads == [before if quiet[0] else 1]
-    assert torch.get_num_threads() == before
-    assert (rates.note is None) == quiet[0]
+    assert threads == [2] * (len(looks) - 1) + [1, 1, 1]
+    assert torch.get_num_threads() == 2
+    assert rates.note is not None
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_round_that_somebody_disturbed_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    quiet_then(monkeypatch, [True, True, False, True])
+    wrong = replace(RATES, call=RATES.call / 2)
+    rounds = iter([RATES, wrong, RATES])  # the second one would be the lowest
+    monkeypatch.setattr(measured, "measure_pieces", lambda: next(rounds))
+    told = []
+    monkeypatch.setattr(measured, "set_right", lambda rates, layers: told.append(rates) or rates)
+    measured.rates_of_this_machine.cache_clear()
+    assert measured.rates_of_this_machine().note is None
+    measured.rates_of_this_machine.cache_clear()
+    assert told[0].call == RATES.call
+    assert list(tmp_path.rglob("rates.json"))
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_little_work_costs_no_more_than_one_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that wait for one another take a time slice for every call, however small."""
+    waiting = lambda run: 4e-3 if torch.get_num_threads() > 1 else 1e-6  # noqa: E731
+    monkeypatch.setattr(pieces, "quickest", waiting)
+    curve = pieces._curve(pieces._SAMPLES[NORM], 0.0)
+    assert [size * price for size, price in curve] == pytest.approx([1e-6, 1e-6, 4e-3, 4e-3])
 
 
 def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
@@ -129,15 +174,15 @@ def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
     first = Rates({PASS: [(1.0, 2.0), (9.0, 8.0)]}, 5.0, {"adamw": 1.0, "adafactor": 7.0})
     second = Rates({PASS: [(1.0, 6.0), (9.0, 3.0)]}, 4.0, {"adamw": 2.0, "adafactor": 3.0})
     expected = Rates({PASS: [(1.0, 2.0), (9.0, 3.0)]}, 4.0, {"adamw": 1.0, "adafactor": 3.0})
-    assert measured.fastest([first, second]) == expected
+    assert fastest([first, second]) == expected
 
 
 def test_rates_are_set_right_by_layers_as_a_whole() -> None:
     """Work is 1.3 times slower in them, and a call takes 40 microseconds."""
     rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)], PRODUCT: [(1e5, 1e-9), (1e7, 1e-9)]}, 1e-6, {"adamw": 1.0})
-    tables = [measured._Layer.of(*shape).table for shape in ((1, 8, 64), (2, 16, 64), (8, 32, 128))]
-    layers = [(table, measured._foretold(rates.slower(1.3, 4e-5), table)) for table in tables]
-    right = measured.set_right(rates, layers)
+    tables = [Layer.of(*shape).table for shape in ((1, 8, 64), (2, 16, 64), (8, 32, 128))]
+    layers = [(table, foretold(rates.slower(1.3, 4e-5), table)) for table in tables]
+    right = set_right(rates, layers)
     assert right.call == pytest.approx(4e-5, rel=1e-3)
     assert [price for _, price in right.curves[PASS]] == pytest.approx([1.3e-9, 1.3e-9], rel=1e-3)
     assert right.optimizers == rates.optimizers
@@ -145,15 +190,15 @@ def test_rates_are_set_right_by_layers_as_a_whole() -> None:
 
 def test_layers_that_contradict_each_other_leave_the_calls_as_they_are() -> None:
     rates = Rates({PASS: [(4e3, 1e-9), (4e5, 1e-9)]}, 1e-6, {})
-    tables = [measured._Layer.of(*shape).table for shape in ((1, 8, 64), (8, 32, 128))]
-    small, large = (measured._foretold(rates, table) for table in tables)
-    right = measured.set_right(rates, [(tables[0], 0.2 * small), (tables[1], 2 * large)])
+    tables = [Layer.of(*shape).table for shape in ((1, 8, 64), (8, 32, 128))]
+    small, large = (foretold(rates, table) for table in tables)
+    right = set_right(rates, [(tables[0], 0.2 * small), (tables[1], 2 * large)])
     assert right.call == rates.call
     assert all(price > 0 for _, price in right.curves[PASS])
 
 
 def test_measured_rates_are_plausible() -> None:
-    rates = measured.measure()
+    rates = measured.measure_on_one_core()  # tests run side by side
     assert 1e-7 < rates.call < 1e-2
     assert all(price > 0 for curve in rates.curves.values() for _, price in curve)
     optional = {"adamw-8bit"} if STRATEGIES["adamw-8bit"].is_there() else set()
