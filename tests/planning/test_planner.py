@@ -40,7 +40,7 @@ def smallest(planner: Planner) -> int:
 
 
 def looked_at(planner: Planner) -> list[Option]:
-    return [planner._option(draft) for draft in planner._drafts.values() if draft]
+    return [planner.drafts.option(draft) for draft in planner.drafts._drafts.values() if draft]
 
 
 def test_with_room_for_all_the_result_stays_the_same(planner: Planner) -> None:
@@ -81,10 +81,10 @@ def test_a_draft_takes_no_more_than_its_bill(tmp_path: Path, card: str | None) -
     device = CARDS[card] if card else CPU
     planner = planner_of(tmp_path, device)
     planner.plan(budget(1 << 40, device), ANY)
-    drafts = [draft for draft in planner._drafts.values() if draft]
+    drafts = [draft for draft in planner.drafts._drafts.values() if draft]
     assert len(drafts) > 20
     for draft in drafts:
-        assert 0 <= planner._option(draft).peak - draft.at_least < (64 << 20)
+        assert 0 <= planner.drafts.option(draft).peak - draft.at_least < (64 << 20)
 
 
 def test_on_a_card_only_what_is_shown_is_written_out(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_on_a_card_only_what_is_shown_is_written_out(tmp_path: Path) -> None:
     card = CARDS["GTX 1650 4GB"]
     planner = planner_of(tmp_path, card)
     planner.plan(budget(1 << 40, card), ANY)
-    assert len(planner._options) < len(planner._drafts) / 4
+    assert len(planner.drafts._options) < len(planner.drafts._drafts) / 4
 
 
 def test_less_memory_never_means_a_gentler_or_faster_recipe(planner: Planner) -> None:

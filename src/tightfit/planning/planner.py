@@ -7,8 +7,8 @@ budget the fastest is taken.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from tightfit.budget import Budget
 from tightfit.clock import Clock, clock_for
@@ -17,12 +17,12 @@ from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
 from tightfit.planning.advice import length_advice
 from tightfit.planning.candidates import candidates, different, last_resorts
+from tightfit.planning.drafts import Drafts
 from tightfit.planning.plans import Draft, Option, Plan
 from tightfit.planning.reasons import reasons_for, refusals
 from tightfit.planning.ways_out import ways_out
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.ahead import play_ahead
 from tightfit.rehearsal.rehearsal import Rehearsal, stamp_of
 from tightfit.strategy import Result
 
@@ -37,10 +37,11 @@ class Planner:
 
     rehearsal: Rehearsal
     clock: Clock
-    _drafts: dict[Recipe, Draft | None] = field(default_factory=dict)
-    _options: dict[Recipe, Option] = field(default_factory=dict)
-    _passes: dict[Recipe, float] = field(default_factory=dict)
-    _refused: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def drafts(self) -> Drafts:
+        """All that was looked at so far."""
+        return Drafts(self.rehearsal, self.clock)
 
     @classmethod
     def of(cls, job: Job, device: Device) -> Planner:
@@ -54,38 +55,38 @@ class Planner:
         if fitting:
             return self._plan(budget, fitting[0], [*fitting[1:], *self._smaller(drafts, fitting, budget)], wishes)
         closest = self._closest(drafts)
-        changed = self._fitting(self._look_at(self._different(wishes)), budget)
+        changed = self._fitting(self.drafts.look_at(self._different(wishes)), budget)
         plan = self._plan(budget, closest, [], wishes, tuple(ways_out(self, closest, changed, wishes)))
         raise DoesNotFit(plan)
 
     def option(self, recipe: Recipe) -> Option | None:
         """What a recipe takes; None if it cannot be used with this model, on this device."""
-        draft = self._draft(recipe)
-        return self._option(draft) if draft is not None else None
+        draft = self.drafts.draft(recipe)
+        return self.drafts.option(draft) if draft is not None else None
 
     def refusal(self, recipe: Recipe) -> str | None:
         """Why a recipe that was asked for cannot be used."""
-        return self._refused.get(" ".join(recipe.words))
+        return self.drafts.refused.get(" ".join(recipe.words))
 
     def _allowed(self, budget: Budget, wishes: Wishes) -> list[Draft]:
         """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
         device, batch = self.rehearsal.company.device, self.rehearsal.company.job.batch_size
-        if self._may_take_attention(wishes) and _ATTENTION not in self._drafts:  # if it works, all of these are wanted
-            self._play(candidates(device, batch, wishes, attention=True))
+        if self._may_take_attention(wishes) and _ATTENTION not in self.drafts:  # if it works, all of these are wanted
+            self.drafts.play(candidates(device, batch, wishes, attention=True))
         attention = self._attention_works(wishes)
-        looked = self._look_at(candidates(device, batch, wishes, attention=attention))
+        looked = self.drafts.look_at(candidates(device, batch, wishes, attention=attention))
         harshest = max(_ORDER.index(wishes.allow), min(map(_rank, looked), default=0))  # what is pinned may be harsher
         drafts = [draft for draft in looked if _rank(draft) <= harshest]
         if not self._any_fits(drafts, budget):
-            last = self._look_at(last_resorts(device, batch, wishes, attention=attention))
+            last = self.drafts.look_at(last_resorts(device, batch, wishes, attention=attention))
             drafts += [draft for draft in last if _rank(draft) <= harshest]
         if wishes.allow is Result.DIFFERENT and not self._any_fits(drafts, budget):
-            drafts += self._look_at(self._different(wishes))
+            drafts += self.drafts.look_at(self._different(wishes))
         return self._checked(drafts)
 
     def _checked(self, drafts: list[Draft]) -> list[Draft]:
         if not drafts:
-            reason = next(iter(self._refused.values()), "what is pinned and what is avoided leave no recipe")
+            reason = next(iter(self.drafts.refused.values()), "what is pinned and what is avoided leave no recipe")
             raise RecipeError(f"No recipe can be made: {reason}")
         return drafts
 
@@ -97,11 +98,11 @@ class Planner:
                 best.append(draft)
             if len(best) > _ALTERNATIVES:
                 break
-        return [self._option(draft) for draft in best]
+        return [self.drafts.option(draft) for draft in best]
 
     def _smaller(self, drafts: Iterable[Draft], shown: list[Option], budget: Budget) -> list[Option]:
         """The smallest of all, where that is none of those that are shown."""
-        smallest = self._option(min(drafts, key=lambda draft: draft.at_least))
+        smallest = self.drafts.option(min(drafts, key=lambda draft: draft.at_least))
         return [smallest] if smallest.peak < min(o.peak for o in shown) and smallest.keeps_to(budget) else []
 
     def _closest(self, drafts: Iterable[Draft]) -> Option:
@@ -110,7 +111,7 @@ class Planner:
         for draft in sorted(drafts, key=lambda draft: draft.at_least):
             if closest is not None and draft.at_least >= closest.at_most:
                 break
-            option = self._option(draft)
+            option = self.drafts.option(draft)
             closest = option if closest is None or option.at_most < closest.at_most else closest
         assert closest is not None  # there is always a draft
         return closest
@@ -119,16 +120,7 @@ class Planner:
         return any(self._fits(draft, budget) for draft in sorted(drafts, key=lambda draft: draft.at_least))
 
     def _fits(self, draft: Draft, budget: Budget) -> bool:
-        return draft.at_least <= budget.size and self._option(draft).keeps_to(budget)
-
-    def _look_at(self, recipes: Iterable[Recipe]) -> list[Draft]:
-        recipes = list(dict.fromkeys(recipes))
-        self._play(recipes)
-        found = [self._draft(recipe) for recipe in recipes]
-        return [draft for draft in found if draft is not None]
-
-    def _play(self, recipes: Iterable[Recipe]) -> None:
-        play_ahead(self.rehearsal, [recipe for recipe in (Recipe(), *recipes) if recipe not in self._drafts])
+        return draft.at_least <= budget.size and self.drafts.option(draft).keeps_to(budget)
 
     def _different(self, wishes: Wishes) -> Iterable[Recipe]:
         company = self.rehearsal.company
@@ -136,47 +128,11 @@ class Planner:
 
     def _attention_works(self, wishes: Wishes) -> bool:
         """Wherever the model lets itself be changed."""
-        return self._may_take_attention(wishes) and self._draft(_ATTENTION) is not None
+        return self._may_take_attention(wishes) and self.drafts.draft(_ATTENTION) is not None
 
     def _may_take_attention(self, wishes: Wishes) -> bool:
         """It is worth taking on a processor; cards do it by themselves."""
         return self.rehearsal.company.device.kind == "cpu" and "attention" not in wishes.avoided
-
-    def _draft(self, recipe: Recipe) -> Draft | None:
-        if recipe not in self._drafts:
-            self._drafts[recipe] = self._rehearse(recipe)
-        return self._drafts[recipe]
-
-    def _rehearse(self, recipe: Recipe) -> Draft | None:
-        try:
-            at_least = self.rehearsal.at_least(recipe)
-        except RecipeError as error:
-            self._refused[" ".join(recipe.words)] = str(error)
-            return None
-        seconds = self._pass_seconds(recipe) + self._update_seconds(recipe)
-        return Draft(recipe=recipe, seconds_per_step=seconds, at_least=at_least)
-
-    def _option(self, draft: Draft) -> Option:
-        if draft.recipe not in self._options:
-            self._options[draft.recipe] = Option(
-                recipe=draft.recipe,
-                bill=self.rehearsal.bill(draft.recipe),
-                seconds_per_step=draft.seconds_per_step,
-                steps_per_epoch=self.rehearsal.lengths.per_epoch,
-            )
-        return self._options[draft.recipe]
-
-    def _pass_seconds(self, recipe: Recipe) -> float:
-        """Whatever the optimizer and where it steps, the pass is the same."""
-        passing = recipe.passing()
-        if passing not in self._passes:
-            played, parts = self.rehearsal.played(recipe)
-            self._passes[passing] = self.clock.pass_seconds(played, parts, self.rehearsal.lengths)
-        return self._passes[passing]
-
-    def _update_seconds(self, recipe: Recipe) -> float:
-        played, _ = self.rehearsal.played(recipe)
-        return self.clock.update_seconds(played, recipe.optimizer)
 
     def _plan(
         self, budget: Budget, chosen: Option, others: list[Option], wishes: Wishes, ways: tuple[str, ...] = ()
@@ -190,14 +146,14 @@ class Planner:
             chosen=chosen,
             why=tuple(reasons_for(chosen, plain, self._looked_at)),
             alternatives=tuple(others),
-            refused=tuple(refusals(self._refused, chosen.recipe, budget.device, wishes)),
+            refused=tuple(refusals(self.drafts.refused, chosen.recipe, budget.device, wishes)),
             advice=tuple(length_advice(self, chosen)),
             ways_out=ways,
         )
 
     def _looked_at(self, recipe: Recipe) -> Option | None:
         """What is known of a recipe, if it was among the candidates."""
-        return self.option(recipe) if recipe in self._drafts else None
+        return self.option(recipe) if recipe in self.drafts else None
 
 
 def _rank(draft: Draft) -> int:
