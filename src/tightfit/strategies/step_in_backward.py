@@ -11,6 +11,7 @@ with --max-grad-norm 0 nothing is clipped and the result is equal to rounding.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -49,12 +50,17 @@ class StepInBackward(Strategy):
 
 
 def step_in_backward(parts: Parts, optimizer: torch.optim.Optimizer) -> None:
-    """From now on every gradient is used up when it arrives."""
+    """From now on every gradient is used up when it arrives, as long as the optimizer is there."""
     import torch
 
+    limit, known = parts.max_grad_norm, weakref.ref(optimizer)  # what a hook holds would live as long as the parameter
+
     def step(parameter: torch.Tensor) -> None:
-        if parts.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_([parameter], parts.max_grad_norm)
+        optimizer = known()
+        if optimizer is None:
+            return
+        if limit:
+            torch.nn.utils.clip_grad_norm_([parameter], limit)
         optimizer.step()
         parameter.grad = None
 
