@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -49,3 +50,23 @@ def test_ctrl_c_ends_it_at_once() -> None:
         elsewhere(interrupt_and_plan_on, None)
     assert time.monotonic() - start < 30
     assert not multiprocessing.active_children()
+
+
+COMPUTING = """
+import torch
+from tightfit.elsewhere import elsewhere
+
+torch.set_num_threads(2)
+numbers = torch.rand(512, 768)
+
+def compute() -> float:
+    return float((numbers @ numbers.T).softmax(-1).sum())
+
+compute()
+print(elsewhere(compute))
+"""
+
+
+def test_what_computes_there_does_not_wait_for_threads_that_stayed_here() -> None:
+    done = subprocess.run([sys.executable, "-c", COMPUTING], capture_output=True, text=True, timeout=120)
+    assert float(done.stdout) == pytest.approx(512)

@@ -1,7 +1,8 @@
 """Elsewhere: work done in a process of its own, so that it leaves nothing in the memory of this one.
 
 A rehearsal keeps tens of megabytes of what it learnt, which would count against the training after it. A forked process
-inherits all that is loaded, and tensors without data need no threads. Where there is no cheap fork it is done here.
+inherits all that is loaded but torch's threads, and a rehearsal does without. Where there is no cheap fork it is done
+here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from tightfit.cores import do_without_threads
 from tightfit.errors import RunFailed
 
 Answer = TypeVar("Answer")
@@ -41,6 +43,7 @@ def elsewhere(work: Callable[..., Answer], *given: Any) -> Answer:
 
 
 def _answer(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    do_without_threads()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both, and one sentence is enough
     try:
         pipe.send(work(*given))

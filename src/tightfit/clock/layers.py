@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from tightfit.clock.cores import times
 from tightfit.clock.noting import Noting
+from tightfit.clock.quiet import times
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.work import Table
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from tightfit.clock.cores import is_quiet, one_core
 from tightfit.clock.layers import SHAPES, Layer, set_right
 from tightfit.clock.pieces import fastest, measure_pieces, narrow_products, optimizers
+from tightfit.clock.quiet import is_quiet, one_core
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.work import NARROW
 

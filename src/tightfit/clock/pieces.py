@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tightfit.chance import BITS, Chance
-from tightfit.clock.cores import one_core, quickest
 from tightfit.clock.noting import Noting
+from tightfit.clock.quiet import one_core, quickest
 from tightfit.clock.rates import Curve, Rates
 from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NORM, PASS, PRODUCT, SOFTMAX
 

@@ -1,7 +1,7 @@
 """Ahead: several recipes played at the same time, each on a core of its own.
 
-Plays are Python from end to end, so threads would wait for one another. A forked process has everything loaded, and
-tensors without data need none of the threads that a fork leaves behind. Where there is no fork, recipes are played
+Plays are Python from end to end, so threads would wait for one another. A forked process has everything loaded but
+torch's own threads, and plays need none. Where there is no fork, recipes are played
 one after the other when they are asked for.
 """
 
@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any
 
-from tightfit.cores import cores
+from tightfit.cores import cores, do_without_threads
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.process import is_everything_loaded, load_everything
 from tightfit.rehearsal.rehearsal import Played, Rehearsal
@@ -32,7 +32,8 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     rehearsal.company.load_code()
     _rehearsal = rehearsal  # the processes inherit both
     try:
-        with ProcessPoolExecutor(min(cores(), 4), multiprocessing.get_context("fork")) as pool:
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(min(cores(), 4), fork, initializer=do_without_threads) as pool:
             playing = pool.map(_play, needed)
             if meanwhile:  # a bill will want it, and this process has nothing else to do now
                 load_everything()
