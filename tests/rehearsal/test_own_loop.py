@@ -69,3 +69,20 @@ def test_a_step_that_looks_at_data() -> None:
 
     with pytest.raises(ModelError, match="cannot be rehearsed"):
         rehearse(build)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3])
+def test_gradients_of_a_weight_that_is_used_several_times_are_added_up_in_place(uses: int) -> None:
+    """As the engine does when nobody looks on: there are never more than two, beside the weight."""
+
+    def build() -> Callable[[], None]:
+        table, words = torch.nn.Embedding(10_000, 100), torch.zeros(7, dtype=torch.long)
+
+        def step() -> None:
+            sum((table(words) * number).sum() for number in range(uses)).backward()
+            table.zero_grad()
+
+        return step
+
+    kinds = rehearse(build).moments["backward"]
+    assert sum(kinds.values()) == pytest.approx((1 + min(uses, 2)) * 4 * 10_000 * 100, rel=0.05)

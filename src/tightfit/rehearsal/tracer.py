@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -20,7 +22,9 @@ from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Work
 from tightfit.strategy import Kind
 
 _WHERE = torch.ops.prim.device.default
-_ADD = torch.ops.aten.add_.Tensor
+_ADD, _SUM = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
+_NOBODY_ELSE = 2  # who hold a storage: its tensor, and who asks
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
 Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
@@ -65,6 +69,8 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _WHERE:  # asked twice for every operation that does something: the short way
             return args[0].fake_device
+        if func is _SUM and _is_where_gradients_meet(args, sys._getframe(1)):
+            func = _ADD
         scratch = [self.tape.take(size) for size in self._scratch(func, args)]
         out = answer(func, args)
         if out is None:
@@ -134,3 +140,16 @@ class Tracer(TorchDispatchMode):
 
 def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
+
+
+def _is_where_gradients_meet(args: tuple[Any, ...], caller: FrameType | None) -> bool:
+    """A tensor that was used twice has two gradients. The engine adds them up in place, if nobody else holds the first.
+
+    But not while a mode like this one looks on, and with it a weight that is used twice would have a gradient too many.
+    """
+    if caller is None or caller.f_code is not _ENGINE or torch.is_grad_enabled():
+        return False
+    first, second = args
+    storage = first.untyped_storage()
+    alike = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
+    return alike and torch._C._storage_Use_Count(storage._cdata) == _NOBODY_ELSE
