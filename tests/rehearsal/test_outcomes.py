@@ -61,3 +61,15 @@ def test_what_looks_at_data_is_left_to_torch() -> None:
     with FakeTensorMode(), pytest.raises(Exception, match="nonzero"):
         outcomes.of(_aten.nonzero.default, (torch.ones(3),), {})
     assert not outcomes._known
+
+
+def test_what_has_no_type_of_its_own_follows_the_default() -> None:
+    """A model in 16 bits is built with another default than the one before it."""
+    outcomes, before = Outcomes(), torch.get_default_dtype()
+    with FakeTensorMode():
+        try:
+            for dtype in (torch.float16, torch.float32):
+                torch.set_default_dtype(dtype)
+                assert outcomes.of(_aten.empty.memory_format, ([2, 3],), {}).dtype == dtype
+        finally:
+            torch.set_default_dtype(before)

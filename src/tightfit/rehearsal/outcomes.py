@@ -74,7 +74,7 @@ class Outcomes:
         if written is _UNKNOWN:
             return func(*args, **kwargs)
         try:
-            key = (func, _key(args), _key(tuple(kwargs.items())))
+            key = (func, _key(args), _key(tuple(kwargs.items())), torch.get_default_dtype())
         except _NotPlain:
             return func(*args, **kwargs)
         known = self._known.get(key, _MISSING)
