@@ -12,6 +12,7 @@ import typer
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
 from tightfit.lean import leave_out_the_unused
+from tightfit.leaving import leave_at_once
 from tightfit.options import job_from, setting, with_job_settings
 from tightfit.report.printing import print_json, stdout
 from tightfit.sentences import what_can_be_mended_is_said
@@ -339,7 +340,10 @@ def _show_run(run: Any, as_json: bool) -> None:
 def process() -> None:
     """Run the command line in a process that has nothing else to do."""
     leave_out_the_unused()
-    main()
+    try:
+        main()
+    finally:
+        leave_at_once()
 
 
 def main() -> None:
