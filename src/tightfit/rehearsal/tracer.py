@@ -6,7 +6,6 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -23,6 +22,7 @@ from tightfit.strategy import Kind
 
 _WHERE = torch.ops.prim.device.default
 _ADD, _SUM = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
+_LOOKED_UP = "EmbeddingBackward0"
 _NOBODY_ELSE = 2  # who hold a storage: its tensor, and who asks
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
@@ -69,8 +69,8 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _WHERE:  # asked twice for every operation that does something: the short way
             return args[0].fake_device
-        if func is _SUM and _is_where_gradients_meet(args, sys._getframe(1)):
-            func = _ADD
+        if func is _SUM and sys._getframe(1).f_code is _ENGINE and _is_added_in_place(*args):
+            self._gone(args[0].untyped_storage()._cdata)  # its place is the sum's
         scratch = [self.tape.take(size) for size in self._scratch(func, args)]
         out = answer(func, args)
         if out is None:
@@ -134,22 +134,29 @@ class Tracer(TorchDispatchMode):
         return block
 
     def _gone(self, key: int) -> None:
-        if not self._over:
-            self.tape.give_back(self._alive.pop(key))
+        block = self._alive.pop(key, None)
+        if block is not None and not self._over:
+            self.tape.give_back(block)
 
 
 def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-def _is_where_gradients_meet(args: tuple[Any, ...], caller: FrameType | None) -> bool:
-    """A tensor that was used twice has two gradients. The engine adds them up in place, if nobody else holds the first.
+def _is_where_tables_meet() -> bool:
+    """The gradient of a word's table that was used before: the engine has just been through the second use."""
+    node = torch._C._current_autograd_node()
+    return node is not None and node.name() == _LOOKED_UP
 
-    But not while a mode like this one looks on, and with it a weight that is used twice would have a gradient too many.
+
+def _is_added_in_place(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """The engine adds gradients of the same tensor up in place, if nobody else holds the first one.
+
+    But not while a mode like this one looks on: a table that is used twice would have a gradient too many. What layers
+    share is small beside it, and is left alone: the first of them would be unlike the others.
     """
-    if caller is None or caller.f_code is not _ENGINE or torch.is_grad_enabled():
+    if torch.is_grad_enabled() or not _is_where_tables_meet():
         return False
-    first, second = args
     storage = first.untyped_storage()
     alike = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
     return alike and torch._C._storage_Use_Count(storage._cdata) == _NOBODY_ELSE
