@@ -21,6 +21,11 @@ def record(name: str) -> Any:
     return json.loads((RECORDS / f"{name}.json").read_text("utf-8"))
 
 
+def who(name: str) -> str:
+    """The plain way by its own name, a recipe of ours as code."""
+    return name if name == "transformers.Trainer" else f"tightfit, `{name}`"
+
+
 def strategies(language: str) -> str:
     from tightfit.report.text import strategy_rows
     from tightfit.report.words import Words
@@ -89,8 +94,7 @@ def quality(language: str) -> str:
     found = record("quality")
     rows = []
     for name, runs in found["runs"].items():
-        shown = name if name == "transformers.Trainer" else f"tightfit, `{name}`"
-        rows.append((shown, ", ".join(f"{run['f1']:.4f}" for run in runs["each"])))
+        rows.append((who(name), ", ".join(f"{run['f1']:.4f}" for run in runs["each"])))
     noise = f"{found['seed_noise']:.4f}"
     below = (
         f"\n基线各种子之间的差距：{noise}。\n" if language == "zh" else f"\nThe baseline's seeds differ by {noise}.\n"
@@ -117,11 +121,10 @@ def ladder(language: str) -> str:
     found = record("ladder")
     rows = []
     for name, run in found["runs"].items():
-        shown = name if name == "transformers.Trainer" else f"tightfit, `{name}`"
         foretold = gib(run["foretold_bytes"]) if run["foretold_bytes"] else "–"
         low, high = run["ratio_quartiles"]
         spread = "" if run["ratio"] == 1 else f" ({low:.2f} – {high:.2f})"
-        rows.append((shown, gib(run["peak_bytes"]), foretold, f"{run['ratio']:.2f} ×{spread}"))
+        rows.append((who(name), gib(run["peak_bytes"]), foretold, f"{run['ratio']:.2f} ×{spread}"))
     return table(HEADINGS["ladder"][language], rows)
 
 
@@ -130,7 +133,7 @@ def same(language: str) -> str:
     losses = record("same")["losses"]
     name, expected = next(iter(losses.items()))
     rows = [(name, f"{expected:.6f}", "–")]
-    rows += [(f"tightfit, `{r}`", f"{loss:.6f}", f"{loss - expected:+.1e}") for r, loss in losses.items() if r != name]
+    rows += [(who(r), f"{loss:.6f}", f"{loss - expected:+.1e}") for r, loss in losses.items() if r != name]
     return table(HEADINGS["same"][language], rows)
 
 
