@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.assembly import parameter_groups
+from tightfit.elsewhere import elsewhere
 from tightfit.errors import OutputError
 from tightfit.strategy import Parts
 from tightfit.units import format_bytes
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> None:
     """The checkpoints that are there at once, the final weights and what is kept of the rows must all fit."""
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    needed = checkpoints * (_saved_bytes(parts) + optimizer_bytes(parts)) + weights + features
+    state = elsewhere(optimizer_bytes, parts)
+    needed = checkpoints * (_saved_bytes(parts) + state) + weights + features
     free = shutil.disk_usage(_nearest_existing(folder)).free
     if free < needed:
         raise OutputError(

@@ -16,7 +16,6 @@ from typing import Any
 
 from tightfit.cores import cores, do_without_threads
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.process import is_everything_loaded, load_everything
 from tightfit.rehearsal.rehearsal import Played, Rehearsal
 
 _rehearsal: Rehearsal | None = None
@@ -26,18 +25,15 @@ def play_ahead(rehearsal: Rehearsal, recipes: Sequence[Recipe]) -> None:
     """Play what the recipes need and is not known yet."""
     global _rehearsal
     needed = sorted(rehearsal.unplayed(recipes), key=_longest_first)
-    meanwhile = rehearsal.company.device.kind == "cpu" and not is_everything_loaded()
-    if cores() < 2 or len(needed) < (1 if meanwhile else 2):
+    if cores() < 2 or len(needed) < 2:
         return
+    rehearsal.weigh()  # while the cores are free: among those who play, threads would wait for one another
     rehearsal.company.load_code()
     _rehearsal = rehearsal  # the processes inherit both
     try:
         fork = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(min(cores(), 4), fork, initializer=do_without_threads) as pool:
-            playing = pool.map(_play, needed)
-            if meanwhile:  # a bill will want it, and this process has nothing else to do now
-                load_everything()
-            for recipe, played in zip(needed, playing, strict=True):
+            for recipe, played in zip(needed, pool.map(_play, needed), strict=True):
                 if played is not None:
                     rehearsal.remember(recipe, played)
     except (BrokenProcessPool, OSError):

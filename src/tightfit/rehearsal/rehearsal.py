@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from tightfit.device import Device
@@ -72,7 +72,7 @@ class Rehearsal:
         return Bill(
             moments=moments_of(played.timeline, self.company.device, extents),
             host=host_peak(played.timeline, extents),
-            overhead=self._overhead,
+            overhead=self.weigh(),
             device=self.company.device,
             parameters=played.performance.parameters,
             trainable_parameters=played.performance.trainable_parameters,
@@ -82,7 +82,7 @@ class Rehearsal:
     def at_least(self, recipe: Recipe) -> int:
         """Its peak without what an allocator adds, which takes long to tell for a card."""
         played, parts = self.played(recipe)
-        return self._overhead + least_of(played.timeline, _extents(self._worst_shapes(parts), played))
+        return self.weigh() + least_of(played.timeline, _extents(self._worst_shapes(parts), played))
 
     def course(self, recipe: Recipe) -> Course | None:
         """One step of it, with the largest tensors at the peak."""
@@ -90,10 +90,11 @@ class Rehearsal:
         extents = _extents(self._worst_shapes(parts), played)
         return course_of(played.timeline, played.performance.tape, extents, self.bill(recipe).moment)
 
-    @cached_property
-    def _overhead(self) -> int:
-        """Looked at once, so that bills can be compared: playing leaves things in memory too."""
-        return self.company.overhead() if self.overhead is None else self.overhead
+    def weigh(self) -> int:
+        """What there is without any tensor: looked at once, before anything is played, which leaves things in memory."""
+        if self.overhead is None:
+            self.overhead = self.company.overhead()
+        return self.overhead
 
     def played(self, recipe: Recipe) -> tuple[Played, Parts]:
         """The recipe as it was played, and its parts with the rows and tokens that it has here."""
@@ -120,6 +121,7 @@ class Rehearsal:
         return parts
 
     def _play(self, recipe: Recipe) -> Played:
+        self.weigh()
         if _as_it_is(recipe):
             return self._play_as_it_is(recipe)
         performance = self._spliced(recipe) or self.company.perform(recipe, self._two_of_each)

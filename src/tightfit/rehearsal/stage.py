@@ -118,7 +118,10 @@ def take_workspaces(device: Device, tape: Tape) -> None:
 @cache
 def _shapes() -> FakeTensorMode:
     """One for all plays, so that what operations return is learnt once."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:  # what it imports, it imports now: in the first play frames would be kept that hold tensors
+        torch.ones(1, 1)[0, 0] = 0
+    return mode
 
 
 @contextlib.contextmanager
