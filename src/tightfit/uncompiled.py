@@ -51,11 +51,12 @@ class _Changing(Loader):
 
 
 class _Alone(_Changing):
-    """torch, as where it was built without its distributed part: libraries ask, and do without."""
+    """torch, as where it was built without its distributed part: libraries ask, and do without. It compiles nothing."""
 
     def exec_module(self, module: ModuleType) -> None:
         self.load_whole(module)
         module.distributed.is_available = lambda: False
+        module.__dict__["compile"] = _unmarked  # bitsandbytes has functions compiled that no training calls
 
 
 class _Later(_Changing):

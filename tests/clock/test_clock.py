@@ -139,7 +139,7 @@ def test_rates_of_a_busy_machine_are_those_of_one_core_and_not_kept(
     rates = measured.rates_of_this_machine()
     measured.rates_of_this_machine.cache_clear()
     assert not list(tmp_path.rglob("*.json"))
-    assert threads == [2] * (len(looks) - 1) + [1, 1, 1]
+    assert threads == [2] * (len(looks) - 1) + [1, 1]
     assert torch.get_num_threads() == 2
     assert rates.note is not None
 

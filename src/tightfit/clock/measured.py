@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -20,9 +21,9 @@ from tightfit.clock.quiet import is_quiet, one_core
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.work import NARROW
 
-_VERSION = 7
+_VERSION = 8
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
-_ROUNDS = 3
+_ROUNDS = 3  # at most, of two seconds each
 _ENOUGH = 2  # rounds that nobody disturbed
 
 
@@ -61,8 +62,9 @@ def measure() -> Rates | None:
     give_back_freed_memory()
     with torch.random.fork_rng([]):
         layers = [Layer.of(*shape) for shape in SHAPES]
-        rounds = [found for found in (_round(layers) for _ in range(_ROUNDS)) if found is not None]
-        return _rates(layers, rounds) if len(rounds) >= _ENOUGH else None
+        undisturbed = (found for found in (_round(layers) for _ in range(_ROUNDS)) if found is not None)
+        rounds = list(itertools.islice(undisturbed, _ENOUGH))
+        return _rates(layers, rounds) if len(rounds) == _ENOUGH else None
 
 
 def _round(layers: Sequence[Layer]) -> tuple[Rates, list[float]] | None:

@@ -16,6 +16,7 @@ from tightfit.units import format_bytes
 from tightfit.whole import write_whole
 
 VERSION = 1
+_CHUNK = 1 << 20
 _HEAD = "# Made by `tightfit plan`. `tightfit train {name}` runs it, after checking that it still fits.\n"
 
 
@@ -85,9 +86,11 @@ def changes(note: PlanNote, job: Job) -> list[str]:
 
 
 def _fingerprint(file: Path) -> str:
+    digest = hashlib.sha256()
     with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()[:16]
-    return f"{digest} ({format_bytes(file.stat().st_size)})"
+        while chunk := content.read(_CHUNK):
+            digest.update(chunk)
+    return f"{digest.hexdigest()[:16]} ({format_bytes(file.stat().st_size)})"
 
 
 def _sentence(path: Path, error: ValidationError) -> str:

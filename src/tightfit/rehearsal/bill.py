@@ -108,7 +108,7 @@ def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | No
 def least_of(timeline: Timeline, extents: Sequence[Extent | None]) -> int:
     """The most bytes that are alive at any moment: no allocator holds less."""
     sizes, spans = timeline.read(extents)
-    total = timeline.live(np.where(timeline.on_host, 0, sizes)).sum(axis=1)
+    total = timeline.total(np.where(timeline.on_host, 0, sizes))
     return max(int(total[span.start : span.end + 1].max()) for span in spans if span.moment in MOMENTS)
 
 

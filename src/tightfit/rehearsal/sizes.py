@@ -37,9 +37,9 @@ class Sizes:
 
     def at(self, extents: Sequence[Extent | None]) -> Numbers:
         """Bytes of every block when the sections have these rows and tokens; None leaves a section out."""
-        table = np.array([extent or (0, 0) for extent in extents] + [(1, 1)], dtype=np.float64)
+        monomials = monomials_of([extent or (0, 0) for extent in extents] + [(1, 1)])
         left_out = np.array([extent is None for extent in extents] + [False])
-        sizes = self.coefficient * (table[self.section] ** self.powers).prod(axis=1)
+        sizes = self.coefficient * monomials[(*self.powers.T, self.section)]
         sizes[left_out[self.section]] = 0
         return np.rint(sizes).astype(np.int64)
 
@@ -49,7 +49,7 @@ def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
     size = np.array([block.size for block in tape.blocks], dtype=np.float64)
     # An optimizer that steps in the backward pass makes its state in the first slice only.
     section = np.array([-1 if block.kind is Kind.OPTIMIZER_STATE else block.section for block in tape.blocks])
-    powers, off = np.zeros((len(size), 2)), np.zeros(len(size))
+    powers, off = np.zeros((len(size), 2), dtype=np.int64), np.zeros(len(size))
     for first, second in pairs:
         here, there = np.flatnonzero(section == first), np.flatnonzero(section == second)
         if len(here) != len(there):
@@ -67,7 +67,7 @@ def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
 def fixed_sizes(tape: Tape) -> Sizes:
     """Sizes as they were played, true for these rows and tokens only."""
     size = np.array([block.size for block in tape.blocks], dtype=np.float64)
-    return Sizes(size, np.zeros((len(size), 2)), np.array([block.section for block in tape.blocks]))
+    return Sizes(size, np.zeros((len(size), 2), dtype=np.int64), np.array([block.section for block in tape.blocks]))
 
 
 def powers_of(here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent) -> tuple[Numbers, Numbers]:
@@ -84,6 +84,14 @@ def _most_alive(tape: Tape, size: Numbers) -> float:
     np.add.at(change, [block.born for block in tape.blocks], size)
     np.add.at(change, [tape.clock + 1 if block.died is None else block.died for block in tape.blocks], -size)
     return float(change.cumsum().max())
+
+
+def monomials_of(extents: Sequence[Extent]) -> Numbers:
+    """Of every extent: by the power of its rows, then that of its tokens; a look into it is sooner done than a power."""
+    rows, tokens = np.array(extents, dtype=np.float64).T
+    highest = _POWERS.max(axis=0)
+    table: Numbers = rows ** np.arange(highest[0] + 1)[:, None, None] * tokens ** np.arange(highest[1] + 1)[:, None]
+    return table
 
 
 def _monomials(extent: Extent) -> Numbers:

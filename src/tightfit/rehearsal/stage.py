@@ -119,6 +119,7 @@ def take_workspaces(device: Device, tape: Tape) -> None:
 def _shapes() -> FakeTensorMode:
     """One for all plays, so that what operations return is learnt once."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = False  # ours (outcomes.py) is asked first, and two are slower than one
     with mode:  # what it imports, it imports now: in the first play frames would be kept that hold tensors
         torch.ones(1, 1)[0, 0] = 0
     return mode

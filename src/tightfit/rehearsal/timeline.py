@@ -75,10 +75,14 @@ class Timeline:
 
     def live(self, sizes: Numbers) -> Numbers:
         """Live bytes at every tick, a column for each kind."""
-        change = np.zeros((self.end + 2, len(KINDS)), dtype=np.int64)
-        np.add.at(change, (self.born, self.kind), sizes)
-        np.add.at(change, (self.died, self.kind), -sizes)
-        return change.cumsum(axis=0)
+        kinds, count = len(KINDS), (self.end + 2) * len(KINDS)
+        born, died = (np.bincount(ticks * kinds + self.kind, sizes, count) for ticks in (self.born, self.died))
+        return (born - died).astype(np.int64).reshape(-1, kinds).cumsum(axis=0)
+
+    def total(self, sizes: Numbers) -> Numbers:
+        """Live bytes at every tick, whatever their kind."""
+        born, died = (np.bincount(ticks, sizes, self.end + 2) for ticks in (self.born, self.died))
+        return (born - died).astype(np.int64).cumsum()
 
     def read(self, extents: Sequence[Extent | None]) -> tuple[Numbers, list[Span]]:
         """Sizes of all blocks, and the spans that take place, for these rows and tokens of each section.

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,6 +19,9 @@ from tightfit.rehearsal.outcomes import Outcomes
 from tightfit.rehearsal.tape import Block, Tape
 from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Work
 from tightfit.strategy import Kind
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _WHERE = torch.ops.prim.device.default
 _ADD, _SUM = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor

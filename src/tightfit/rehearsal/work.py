@@ -16,7 +16,7 @@ import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from tightfit import shapes
-from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, powers_of
+from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, monomials_of, powers_of
 from tightfit.rehearsal.tape import Section
 
 PRODUCT, NARROW, HEADS, FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
@@ -71,7 +71,7 @@ class Work:
         """The operations of one section, as they were played."""
         chosen = [index for index, place in enumerate(self.sections) if place == section]
         amounts, calls = (np.array([column[i] for i in chosen]) for column in (self.amounts, self.calls))
-        flat = np.zeros((len(chosen), 2))
+        flat = np.zeros((len(chosen), 2), dtype=np.int64)
         return Table([self.sorts[index] for index in chosen], amounts, calls, flat, flat)
 
     def per_extent(self, sections: Sequence[Section], pair: tuple[int, int]) -> Table:
@@ -106,9 +106,9 @@ class Table:
 
     def at(self, extents: Sequence[Extent]) -> Iterator[tuple[str, Numbers, Numbers]]:
         """For every sort the amounts and the calls: a row for each operation, a column for each extent."""
-        rows, tokens = np.array(extents, dtype=np.float64).T
+        monomials = monomials_of(extents)
         amounts, calls = (
-            column[:, None] * rows ** powers[:, :1] * tokens ** powers[:, 1:]
+            column[:, None] * monomials[tuple(powers.T)]
             for column, powers in ((self.amounts, self.amount_powers), (self.calls, self.call_powers))
         )
         names = np.array(self.sorts)
