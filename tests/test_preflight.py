@@ -74,6 +74,15 @@ def test_the_worst_rows_are_those_of_the_largest_slices() -> None:
     assert sum(min(24, lengths[row]) for row in layered.train) == max(tokens)
 
 
+def test_of_slices_by_tokens_all_of_a_batch_are_tried_out() -> None:
+    """Any of them may be the largest; here many short texts have more tokens than any few long ones."""
+    job = Job(model="m", data="d", batch_size=8, max_length=24)
+    short = {int(row) for row in list(batches_of(job, 50))[2]}
+    lengths = [13 if row in short else 20 for row in range(50)]
+    worst = find_worst(job, parts_of("slice-tokens:tokens=39"), lengths, [3])
+    assert set(worst.train) == short
+
+
 def test_the_worst_rows_are_those_that_the_recipe_makes() -> None:
     """Rows of like length meet; of a text that a frozen trunk has read one token is left, and all go at once."""
     job = Job(model="m", data="d", batch_size=8, max_length=24)

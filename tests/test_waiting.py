@@ -19,7 +19,7 @@ from tightfit.strategies.offload_activations import OffloadActivations
 def gradients_of(architecture: str, *words: str) -> torch.Tensor:
     torch.manual_seed(3)
     parts = parts_of(*words, model=build(architecture, **(DROPOUT if architecture == "Bert" else {})))
-    slices = weighed_slices(parts.model, batch_of(parts, seed=1), parts.slice_rows, sort=parts.layer_rows is not None)
+    slices = weighed_slices(parts.model, batch_of(parts, seed=1), parts.slices, sort=parts.layer_rows is not None)
     torch.manual_seed(4)
     run_slices(parts.model.train(), slices, torch.Tensor.backward, lambda _: contextlib.nullcontext())
     return gradients(parts.model)

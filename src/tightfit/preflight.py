@@ -42,7 +42,8 @@ def find_worst(
     """Of the batches as the seed deals them out, from the lengths of all texts."""
     longest_text = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
     lengths = np.minimum(np.array(train), longest_text)
-    taken = parts.batch_size if parts.layer_rows else 2 * parts.step_rows
+    whole = parts.layer_rows or parts.slice_tokens  # any of its slices may be the largest
+    taken = parts.batch_size if whole else 2 * parts.step_rows
     dealt = batches_to_look_at(job, len(lengths), buckets)
     batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in dealt)
     worst = max(batches, key=lambda batch: _size(lengths[batch], parts))
@@ -53,7 +54,8 @@ def find_worst(
 def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts: Parts) -> tuple[int, int]:
     if parts.layer_rows:
         return int(longest_first.sum()), int(longest_first[0])
-    return min(len(longest_first), parts.step_rows) * int(longest_first[0]), int(longest_first.sum())
+    largest = max(rows * length for rows, length in parts.slices.cut(longest_first.tolist()))
+    return largest, int(longest_first.sum())
 
 
 def fly(trainer: Trainer, worst: Worst) -> float:

@@ -163,7 +163,7 @@ def _smaller(rehearsal: Rehearsal, recipe: Recipe, bill: Bill) -> list[Smaller]:
     rows = rehearsal.played(recipe)[1].step_rows
     if rows < 2 or any(s.steps_in_pass or s.name == "slice-layers" for s in recipe.strategies):
         return []
-    words = [s.word for s in recipe.strategies if s.name != "slice"]
+    words = [s.word for s in recipe.strategies if s.chooses != "slices"]
     half = Recipe.parse([f"slice:size={rows // 2}", *words])
     if rehearsal.unplayed([half]):
         return []
@@ -191,6 +191,8 @@ def _about_cut(tokens: Tokens, max_length: int) -> tuple[str, ...]:
 
 def _about_training(parts: Parts) -> str:
     slices = f" in slices of {parts.slice_rows}" if parts.slice_rows < parts.batch_size else ""
+    if parts.slice_tokens is not None:
+        slices = f" in slices of {parts.slice_tokens} tokens"
     return (
         f"Training {format_count(parts.trainable_parameters)} parameters on {parts.device.title}, "
         f"batches of {parts.batch_size}{slices}"

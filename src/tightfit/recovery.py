@@ -37,7 +37,7 @@ class Recovery:
 
     def __init__(self, parts: Parts, say: Say) -> None:
         self.parts, self.say = parts, say
-        self.slices = RowLimits(parts.step_rows)
+        self.slices = parts.slices
         self.evaluation = RowLimits(parts.evaluation_rows)
         self._extent = (0, 0)
         self._failed_step: int | None = None

@@ -74,6 +74,8 @@ class Parts:
     max_grad_norm: float
     slice_rows: int
     """Rows that go through the model at once."""
+    slice_tokens: int | None = None
+    """Tokens that do, where a recipe counts them in place of rows."""
     layer_rows: int | None = None
     """Rows that go through one layer at once, where that is fewer than go through the model."""
     layer_limits: RowLimits | None = None
@@ -118,12 +120,26 @@ class Parts:
     @property
     def step_rows(self) -> int:
         """Rows trained at once: of what was kept of a trunk, which is little, all of them."""
-        return self.batch_size if self.trunk else self.slice_rows
+        return self.batch_size if self.trunk else self._rows_at_once
+
+    @property
+    def slices(self) -> RowLimits:
+        """How a batch is cut into slices."""
+        if self.slice_tokens is None or self.trunk:
+            return RowLimits(self.step_rows)
+        return RowLimits(self.batch_size, self.slice_tokens)
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Where texts are as long as they may be."""
+        if self.slice_tokens is None:
+            return self.slice_rows
+        return min(self.batch_size, RowLimits(self.batch_size, self.slice_tokens).at(self.max_length))
 
     @property
     def trunk_rows(self) -> int:
         """Rows that go at once through a model that does not learn: no fewer than 8, since nothing waits."""
-        return min(self.batch_size, max(self.layer_rows or self.slice_rows, 8))
+        return min(self.batch_size, max(self.layer_rows or self._rows_at_once, 8))
 
     @property
     def evaluation_rows(self) -> int:

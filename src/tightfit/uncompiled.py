@@ -82,7 +82,8 @@ class _Package(ModuleType):
         self.__class__ = ModuleType  # type: ignore[assignment]
         for name in _ANSWERS[self.__name__]:
             self.__dict__.pop(name, None)
-        assert self.__spec__ is not None and isinstance(self.__spec__.loader, _Later)
+        assert self.__spec__ is not None
+        assert isinstance(self.__spec__.loader, _Later)
         self.__spec__.loader.load_whole(self)
         return self
 

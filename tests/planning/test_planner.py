@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -227,7 +228,7 @@ def test_what_is_not_installed_is_not_taken_and_the_plan_says_how_to_have_it(
 
 def test_beside_a_card_there_is_a_second_memory() -> None:
     def recipes(device: Device) -> list[Recipe]:
-        offered = (candidates, last_resorts)
+        offered = (partial(candidates, longest=24), last_resorts)
         return [recipe for offer in offered for recipe in offer(device, 16, ANY, attention=False)]
 
     def offloading(device: Device) -> set[str]:
@@ -249,7 +250,10 @@ def test_beside_a_card_there_is_a_second_memory() -> None:
 )
 def test_a_processor_steps_in_backward_with_the_leanest_optimizer(avoided: tuple[str, ...], expected: set[str]) -> None:
     """And with texts of like length, if that is wanted: a whole batch has no slices that would leave padding out."""
-    offered = [{s.name for s in r.strategies} for r in candidates(CPU, 16, Wishes.of(avoid=avoided), attention=False)]
+    offered = [
+        {s.name for s in r.strategies}
+        for r in candidates(CPU, 16, Wishes.of(avoid=avoided), attention=False, longest=24)
+    ]
     in_backward = [names for names in offered if "step-in-backward" in names]
     assert [names - expected - {"step-in-backward"} for names in in_backward] == [{"checkpoint"}, {"slice-layers"}]
     assert all(expected <= names for names in in_backward)

@@ -66,7 +66,7 @@ def test_plays_on_other_cores_are_the_same(tmp_path: Path, monkeypatch: pytest.M
     assert [elsewhere.bill(recipe).moments for recipe in recipes] == bills
 
 
-_SETTINGS = {"slice": ":size=2", "slice-layers": ":size=2", "max-length": ":tokens=8"}
+_SETTINGS = {"slice": ":size=2", "slice-tokens": ":tokens=48", "slice-layers": ":size=2", "max-length": ":tokens=8"}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

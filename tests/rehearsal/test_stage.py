@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from heads import CONFIGS, DROPOUT, small_config
 from parts import CPU, skip_unless_installed
@@ -119,7 +120,14 @@ def test_every_architecture_is_rehearsed(folder: Path) -> None:
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
 @pytest.mark.parametrize(
     "recipe",
-    ["", "slice:size=3", "slice:size=1 checkpoint", "slice:size=2 max-length:tokens=11", "slice:size=2 freeze"],
+    [
+        "",
+        "slice:size=3",
+        "slice:size=1 checkpoint",
+        "slice:size=2 max-length:tokens=11",
+        "slice:size=2 freeze",
+        "slice-tokens:tokens=60",
+    ],
 )
 def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> None:
     lengths = Lengths.uniform(8, 23)
@@ -130,6 +138,21 @@ def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> N
     foretold = billed(folder, recipe, lengths)
     for moment, kinds in exact.items():
         assert total(foretold[moment]) == pytest.approx(total(kinds), rel=0.01), moment
+
+
+@pytest.mark.parametrize("tokens", [23, 48, 70])
+@pytest.mark.parametrize("recipe", ["", "attention"])
+def test_of_slices_by_tokens_the_largest_is_billed(folder: Path, recipe: str, tokens: int) -> None:
+    """Few long texts or many short ones, whichever takes more."""
+    batches = np.array([[23] * 8, [12] * 8, [20, 20, 7, 7, 6, 5, 4, 3]])
+    lengths, words = Lengths(batches, (23,) * 8), f"{recipe} slice-tokens:tokens={tokens}"
+    parts = Rehearsal(company_of(folder), lengths).played(Recipe.parse(words.split()))[1]
+    slices, evaluation = set(lengths.slices(parts)), [lengths.worst(parts).evaluation]
+    exact = [played(folder, recipe, Extents([extent, extent], evaluation)) for extent in slices]
+    foretold = billed(folder, words, lengths)
+    for moment in ("forward", "backward"):
+        largest = max(total(kinds[moment]) for kinds in exact)
+        assert total(foretold[moment]) == pytest.approx(largest, rel=0.01), moment
 
 
 def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> None:

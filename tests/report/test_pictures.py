@@ -154,7 +154,14 @@ def test_histogram_of_texts(width: int) -> None:
     lengths_of = [1 + 7 * row % 20 for row in range(40)]
     job = Job(model="m", data="d", batch_size=8, max_length=20)
     parts: Any = SimpleNamespace(
-        max_length=20 * width, trunk=None, layer_rows=None, pool=0, step_rows=8, slice_rows=8, batch_size=8
+        max_length=20 * width,
+        trunk=None,
+        layer_rows=None,
+        pool=0,
+        step_rows=8,
+        slice_rows=8,
+        slice_tokens=None,
+        batch_size=8,
     )
     found = texts_of(Tokens(None, lengths_of, 0, 0), Lengths.of(job, lengths_of, [3]), parts)
     assert sum(found.rows) == 40

@@ -24,6 +24,7 @@ EXAMPLES = {
     "adamw": "adamw",
     "attention": "attention",
     "slice": "slice:size=2",
+    "slice-tokens": "slice-tokens:tokens=48",
     "checkpoint": "checkpoint",
     "slice-layers": "slice-layers:size=2",
     "offload-activations": "offload-activations:smallest=1",
@@ -88,7 +89,7 @@ def run(*words: str, **model: float) -> Outcome:
         batch = dealt(parts, step)
         inputs = bytes_of(batch.values())
         with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
-            slices = weighed_slices(parts.model, batch, parts.slice_rows, sort=parts.layer_rows is not None)
+            slices = weighed_slices(parts.model, batch, parts.slices, sort=parts.layer_rows is not None)
             moments = Moments(live, parts.model)
             losses.append(float(run_slices(parts.model, slices, torch.Tensor.backward, moments)))
         gradients = gradient_bytes(parts.model)
@@ -163,7 +164,7 @@ def test_two_together_work_or_say_why_not(first: str, second: str) -> None:
         with pytest.raises(RecipeError, match=r"clash: both choose the [\w ]+\. Keep one\.$"):
             run(*words)
         return
-    if {first, second} == {"slice", "step-in-backward"}:
+    if second == "step-in-backward" and STRATEGIES[first].chooses == "slices":
         with pytest.raises(
             RecipeError, match=r"clash: a step would need 4 backward passes. Use slice-layers:size=2 in"
         ):

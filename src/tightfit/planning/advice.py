@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SHARES = (0.75, 0.5)
 _WORTH_IT = 0.03  # of the peak or of the time
+_WORTH_SAYING = 0.005
 
 
 def length_advice(planner: Planner, chosen: Option) -> Iterator[str]:
@@ -38,5 +39,8 @@ def _line(planner: Planner, chosen: Option, shorter: Option, tokens: int) -> str
     lengths = planner.rehearsal.lengths.batches
     touched = np.count_nonzero(lengths > tokens) / np.count_nonzero(lengths)
     lost = 1 - np.minimum(lengths, tokens).sum() / lengths.sum()
-    saved = f"saves {format_bytes(chosen.peak - shorter.peak)} and {time:.0%} of the time"
-    return f"cutting at {tokens} tokens touches {touched:.0%} of rows, loses {lost:.0%} of tokens, {saved}"
+    saved = [f"{time:.0%} of the time"]
+    if memory >= _WORTH_SAYING:  # slices of so many tokens are as large whatever the texts
+        saved.insert(0, format_bytes(chosen.peak - shorter.peak))
+    cutting = f"cutting at {tokens} tokens touches {touched:.0%} of rows, loses {lost:.0%} of tokens"
+    return f"{cutting}, saves {' and '.join(saved)}"

@@ -1,4 +1,4 @@
-"""Candidates: the recipes worth looking at, on a device, for a batch.
+"""Candidates: the recipes worth looking at, on a device, for batches of so many texts.
 
 One choice is made for each purpose: how gradients are computed, in slices of how many rows, by which optimizer,
 whether it steps in the backward pass, in how many bits. What clashes is left out here or by the recipe itself.
@@ -6,7 +6,7 @@ whether it steps in the backward pass, in how many bits. What clashes is left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 from tightfit.device import Device
@@ -22,14 +22,14 @@ _IN_BACKWARD = "step-in-backward"
 _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
 
 
-def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
-    """Recipes that leave the result equal or close to what it would be."""
+def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool, longest: int) -> Iterator[Recipe]:
+    """Recipes that leave the result equal or close to what it would be; no text has more tokens than the longest."""
     kernels = "attention" if attention else ""
     for bits, optimizer, order in product(_bits(device), _optimizers(device), ("", "bucket")):
         if order and optimizer in _EXACT and not bits:
             continue  # would be the only strategy that changes the result
         in_backward = _in_backward(device, batch) if _may_step_in_backward(optimizer, order, wishes) else ()
-        for words in (*_after_backward(batch), *in_backward):
+        for words in (*_after_backward(_slices(batch, longest, wishes)), *in_backward):
             recipe = _recipe((kernels, bits, optimizer, order, *words), wishes)
             if recipe is not None:
                 yield recipe
@@ -68,11 +68,18 @@ def different(layers: int | None, batch: int, wishes: Wishes, *, attention: bool
                 yield recipe
 
 
-def _after_backward(batch: int) -> Iterator[tuple[str, ...]]:
+def _after_backward(slices: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Any number of slices, with or without a second run of the layers."""
     for again in ("", "checkpoint:every=2", "checkpoint"):
         yield (again,)
-        yield from ((again, f"slice:size={size}") for size in _halves(batch))
+        yield from ((again, word) for word in slices)
+
+
+def _slices(batch: int, longest: int, wishes: Wishes) -> list[str]:
+    """By tokens, which takes the same memory as by rows and less time; by rows where that is not wanted."""
+    if "slice-tokens" in wishes.avoided:
+        return [f"slice:size={size}" for size in _halves(batch)]
+    return [f"slice-tokens:tokens={size * longest}" for size in _halves(batch)]
 
 
 def _may_step_in_backward(optimizer: str, order: str, wishes: Wishes) -> bool:

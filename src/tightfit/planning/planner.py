@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 from tightfit.budget import Budget
 from tightfit.clock import Clock, clock_for
@@ -71,10 +71,11 @@ class Planner:
     def _allowed(self, budget: Budget, wishes: Wishes) -> list[Draft]:
         """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
         device, batch = self.rehearsal.company.device, self.rehearsal.company.job.batch_size
+        offered = partial(candidates, device, batch, wishes, longest=self.rehearsal.lengths.longest)
         if self._may_take_attention(wishes) and _ATTENTION not in self.drafts:  # if it works, all of these are wanted
-            self.drafts.play(candidates(device, batch, wishes, attention=True))
+            self.drafts.play(offered(attention=True))
         attention = self._attention_works(wishes)
-        looked = self.drafts.look_at(candidates(device, batch, wishes, attention=attention))
+        looked = self.drafts.look_at(offered(attention=attention))
         harshest = max(_ORDER.index(wishes.allow), min(map(_rank, looked), default=0))  # what is pinned may be harsher
         drafts = [draft for draft in looked if _rank(draft) <= harshest]
         if not self._any_fits(drafts, budget):

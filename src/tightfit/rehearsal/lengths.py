@@ -12,6 +12,7 @@ import numpy as np
 from tightfit.data.order import Buckets, batches_to_look_at, rows_met
 from tightfit.job import Job
 from tightfit.pieces import cut_by_tokens
+from tightfit.rehearsal.largest import Size, cut_by_room, extents_of, largest_by_room, largest_by_rows, tokens_of
 from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.shapes import with_data
 from tightfit.strategy import Parts
@@ -70,6 +71,11 @@ class Lengths:
         """One batch of texts that are all as long as allowed."""
         return cls(np.full((1, rows), length), (length,) * rows)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text to train on."""
+        return int(self.batches.max())
+
     def dealt_to(self, parts: Parts) -> Lengths:
         """The batches as a recipe has them: cut, and dealt out its way."""
         longest = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
@@ -92,6 +98,8 @@ class Lengths:
 
     def slices(self, parts: Parts) -> list[Extent]:
         """Rows and tokens of every slice of all batches."""
+        if parts.slice_tokens is not None and not parts.trunk:
+            return extents_of(cut_by_room(self.batches, parts.slice_tokens))
         cut, size = self.batches, parts.step_rows
         starts = range(0, cut.shape[1], size)
         slices = [(cut[:, start : start + size] > 0, cut[:, start]) for start in starts]
@@ -107,33 +115,34 @@ class Lengths:
         total = 0
         for batch in self.batches.tolist():
             texts = [length for length in batch if length]
-            pieces = cut_by_tokens(texts, (parts.layer_rows or parts.slice_rows) * texts[0])
+            pieces = cut_by_tokens(texts, (parts.layer_rows or parts.step_rows) * texts[0])
             total += sum((piece.end - piece.start) * piece.length for piece in pieces)
         return total
 
-    def worst(self, parts: Parts) -> Shapes:
+    def worst(self, parts: Parts, size: Size = tokens_of) -> Shapes:
         """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first.
 
         Before the first step the largest batch of all is tried out with the optimizer's state in memory, so it does not
-        help if it is the first one and would meet none.
+        help if it is the first one and would meet none. Where slices are cut by tokens, any may be the largest, and
+        `size` tells which of two is larger.
         """
         longest = 1 if parts.trunk else parts.max_length
-        cut = self.dealt_to(parts).batches
-        starts = range(0, cut.shape[1], parts.step_rows)[:2]
-        rows = min(parts.evaluation_rows, len(self.validation))
-        ragged = [_ragged(cut[:, start : start + parts.step_rows]) for start in starts]
+        dealt = self.dealt_to(parts)
+        cut, rows = dealt.batches, min(parts.evaluation_rows, len(self.validation))
+        room = None if parts.trunk else parts.slice_tokens
+        slices = largest_by_rows(cut, parts.step_rows) if room is None else largest_by_room(cut, room, size)
         trunk = self._through_the_trunk(parts) if parts.trunk else ()
         fullest = cut[cut.sum(axis=1).argmax()]
         return Shapes(
             texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
-            slices=tuple(_largest(cut[:, start : start + parts.step_rows]) for start in starts),
+            slices=slices.of_all,
             evaluation=(rows, min(self.validation[0], longest)),
-            first=tuple(_largest(cut[:1, start : start + parts.step_rows]) for start in starts),
-            batch=int(cut[:, 0].argmax()) + 1,
+            first=slices.of_the_first,
+            batch=slices.batch + 1,
             batches=len(self.batches),
             padded=trunk[-1] < trunk[0]
             if trunk
-            else any(ragged) or self.validation[rows - 1] < min(self.validation[0], longest),
+            else slices.ragged or self.validation[rows - 1] < min(self.validation[0], longest),
             trunk=((len(trunk), trunk[0]),) if trunk else (),
         )
 
@@ -173,14 +182,3 @@ def _dealt(job: Job, lengths: tuple[int, ...], pool: int) -> Numbers:
 
 def _buckets(job: Job, lengths: tuple[int, ...], pool: int) -> Buckets | None:
     return Buckets(lengths, job.batch_size, pool) if pool else None
-
-
-def _largest(slices: Numbers) -> Extent:
-    """Rows and tokens of the longest of some slices."""
-    return slices.shape[1], max(1, int(slices[:, 0].max()))
-
-
-def _ragged(slices: Numbers) -> bool:
-    """Whether one of the longest slices has a shorter text in it."""
-    longest = slices[slices[:, 0] == slices[:, 0].max()]
-    return bool((longest[:, -1] < longest[:, 0]).any())

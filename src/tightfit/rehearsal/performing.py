@@ -81,7 +81,7 @@ class Company:
     def overhead(self) -> int:
         """What there is without any tensor."""
         self.load_code()
-        return overhead_of(self.device)
+        return overhead_of(self.device, loads_weights=not self.job.random_weights)
 
     def load_code(self) -> None:
         """Import the model's own: it is part of the process, and those who play in others need not do it each."""

@@ -23,6 +23,7 @@ from tightfit.rehearsal.work import Table
 from tightfit.strategy import Parts
 
 _LONGEST_PLAYED = 128
+_SLICE = 0  # the first section of a play
 _SHORTER = {"cpu": 7}  # eighths of it: our tiles hold other rows for much shorter texts, and kernels of cards like 96
 
 
@@ -67,7 +68,7 @@ class Rehearsal:
     def bill(self, recipe: Recipe) -> Bill:
         """What a recipe takes with this job's data."""
         played, parts = self.played(recipe)
-        shapes = self._worst_shapes(parts)
+        shapes = self._worst_shapes(parts, played)
         extents = _extents(shapes, played)
         return Bill(
             moments=moments_of(played.timeline, self.company.device, extents),
@@ -82,16 +83,16 @@ class Rehearsal:
     def at_least(self, recipe: Recipe) -> int:
         """Its peak without what an allocator adds, which takes long to tell for a card."""
         played, parts = self.played(recipe)
-        return self.weigh() + least_of(played.timeline, _extents(self._worst_shapes(parts), played))
+        return self.weigh() + least_of(played.timeline, _extents(self._worst_shapes(parts, played), played))
 
     def course(self, recipe: Recipe) -> Course | None:
         """One step of it, with the largest tensors at the peak."""
         played, parts = self.played(recipe)
-        extents = _extents(self._worst_shapes(parts), played)
+        extents = _extents(self._worst_shapes(parts, played), played)
         return course_of(played.timeline, played.performance.tape, extents, self.bill(recipe).moment)
 
     def weigh(self) -> int:
-        """What there is without any tensor: looked at once, before anything is played, which leaves things in memory."""
+        """What there is without any tensor: looked at once, before anything is played, since plays leave something."""
         if self.overhead is None:
             self.overhead = self.company.overhead()
         return self.overhead
@@ -114,7 +115,7 @@ class Rehearsal:
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens, whatever they were played with; some cannot be in slices."""
         job = self.company.job
-        parts = replace(parts, slice_rows=job.batch_size, max_length=job.max_length, pool=0)
+        parts = replace(parts, slice_rows=job.batch_size, slice_tokens=None, max_length=job.max_length, pool=0)
         for strategy in recipe.strategies:
             if strategy.shapes_only or strategy.steps_in_pass:
                 parts = strategy.apply(parts)
@@ -168,8 +169,10 @@ class Rehearsal:
         pair = ((6, 1), (4, 1)) if parts.trunk else texts
         return Extents(pair, pair, self._worst_shapes(parts).padded, trunk=texts if parts.trunk else ())
 
-    def _worst_shapes(self, parts: Parts) -> Shapes:
-        shapes = self.lengths.worst(parts)
+    def _worst_shapes(self, parts: Parts, played: Played | None = None) -> Shapes:
+        """Which of two slices is the larger one, a play tells best."""
+        size = played.timeline.sizes.of_section(_SLICE) if played and played.for_all and parts.slice_tokens else None
+        shapes = self.lengths.worst(parts, *([size] if size else []))
         return replace(shapes, padded=True) if self.always_padded else shapes
 
     def _worst(self, parts: Parts) -> Extents:

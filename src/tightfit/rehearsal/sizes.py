@@ -6,7 +6,7 @@ tokens² (attention). Two slices of different shape tell which, so one play make
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,14 @@ class Sizes:
         sizes = self.coefficient * monomials[(*self.powers.T, self.section)]
         sizes[left_out[self.section]] = 0
         return np.rint(sizes).astype(np.int64)
+
+    def of_section(self, section: int) -> Callable[[Extent], float]:
+        """All bytes that a section takes in the course of it, as a function of its rows and tokens."""
+        here = self.section == section
+        highest = _POWERS.max(axis=0) + 1
+        index = np.ravel_multi_index(tuple(self.powers[here].T), tuple(highest))
+        terms = np.bincount(index, self.coefficient[here], int(highest.prod())).reshape(highest)
+        return lambda extent: float((terms * monomials_of([extent])[..., 0]).sum())
 
 
 def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
@@ -87,7 +95,7 @@ def _most_alive(tape: Tape, size: Numbers) -> float:
 
 
 def monomials_of(extents: Sequence[Extent]) -> Numbers:
-    """Of every extent: by the power of its rows, then that of its tokens; a look into it is sooner done than a power."""
+    """Of every extent: by the power of its rows, then that of its tokens. A look is sooner done than a power."""
     rows, tokens = np.array(extents, dtype=np.float64).T
     highest = _POWERS.max(axis=0)
     table: Numbers = rows ** np.arange(highest[0] + 1)[:, None, None] * tokens ** np.arange(highest[1] + 1)[:, None]

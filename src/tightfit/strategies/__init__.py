@@ -18,6 +18,7 @@ from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.offload_optimizer import OffloadOptimizer
 from tightfit.strategies.slice import Slice
 from tightfit.strategies.slice_layers import SliceLayers
+from tightfit.strategies.slice_tokens import SliceTokens
 from tightfit.strategies.step_in_backward import StepInBackward
 from tightfit.strategy import Strategy
 
@@ -25,6 +26,7 @@ _ALL: tuple[type[Strategy], ...] = (
     AdamW,
     Attention,
     Slice,
+    SliceTokens,
     Checkpoint,
     SliceLayers,
     OffloadActivations,

@@ -25,6 +25,7 @@ class Slice(Strategy):
     frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "runs the batch through the model a few rows at a time (micro-batches)"
+    chooses: ClassVar[str | None] = "slices"
     shapes_only: ClassVar[bool] = True
     passes_only: ClassVar[bool] = True
 

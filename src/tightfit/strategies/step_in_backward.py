@@ -35,11 +35,11 @@ class StepInBackward(Strategy):
     steps_in_pass: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
-        rows = parts.slice_rows
+        rows = parts.step_rows
         if rows < parts.batch_size:
             raise RecipeError(
                 f"'{self.name}' and 'slice' clash: a step would need {-(-parts.batch_size // rows)} backward passes. "
-                f"Use slice-layers:size={rows} in place of slice:size={rows}."
+                f"Use slice-layers:size={rows} in its place."
             )
         if parts.precision is Precision.FP16:
             raise RecipeError(

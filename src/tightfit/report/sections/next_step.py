@@ -111,9 +111,10 @@ def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
         and strategy.result is not Result.DIFFERENT
         and name not in there
         and strategy.chooses not in chosen
-        and not (in_pass and name == "slice")
+        and not (in_pass and strategy.chooses == "slices")
     ]
-    return [f"{name}:size=8" if name in ("slice", "slice-layers") else name for name in fitting]
+    settings = {"slice": ":size=8", "slice-layers": ":size=8", "slice-tokens": ":tokens=1024"}
+    return [name + settings.get(name, "") for name in fitting]
 
 
 def _ask_for_a_plan(account: Account, say: Words) -> Step:

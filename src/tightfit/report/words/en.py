@@ -149,7 +149,7 @@ SENTENCES = {
     "no_forecast": "This run holds no forecast.",
     "timeline": "One step, operation by operation",
     "timeline_about": "What is alive when, from the rehearsal: the batch with the longest texts, as foretold. From left to right the operations in their order, not the seconds.",
-    "timeline_slices": "A step has {slices} slices; the first two are shown.",
+    "timeline_slices": "A step has up to {slices} slices; the first two are shown.",
     "largest": "The largest tensors at the peak",
     "largest_about": "Foretold, in {moment}. Like tensors of all layers are one line; a star stands for any layer.",
     "tensor_owner": "belongs to",

@@ -1,0 +1,39 @@
+"""Run the batch through the model so many tokens at a time.
+
+What a slice takes grows with its tokens, so slices of a fixed number of rows are as large as meant only where texts are
+longest: those of short texts are small, there are many of them, and each reads all weights and adds up all gradients.
+Here a slice holds as many rows as have room for their tokens, padding included: few long texts or many short ones.
+Same gradients as `slice`, to rounding, and the same peak; fewer slices, so less time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from tightfit.strategies.slice import Slice
+from tightfit.strategy import Kind, Parts, Result, Strategy
+
+
+@dataclass(frozen=True)
+class SliceTokens(Strategy):
+    """Micro-batches by tokens rather than by rows."""
+
+    name: ClassVar[str] = "slice-tokens"
+    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
+    result: ClassVar[Result] = Result.SAME
+    summary: ClassVar[str] = (
+        "runs the batch through the model so many tokens at a time: few long texts or many short ones"
+    )
+    chooses: ClassVar[str | None] = Slice.chooses
+    shapes_only: ClassVar[bool] = True
+    passes_only: ClassVar[bool] = True
+
+    tokens: int = Field(ge=1)
+    """Tokens that go through the model at once, padding included; a longer text is alone."""
+
+    def apply(self, parts: Parts) -> Parts:
+        return replace(parts, slice_tokens=self.tokens)
