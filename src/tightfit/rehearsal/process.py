@@ -37,7 +37,7 @@ def load_everything(loads_weights: bool) -> None:
     from tightfit.allocator import give_back_freed_memory
 
     if loads_weights:  # into a model of shapes, which brings along all that torch knows of them: 34 MB
-        import torch.fx.experimental.symbolic_shapes  # noqa: F401
+        import torch.fx.experimental.symbolic_shapes
 
     give_back_freed_memory()
     with torch.random.fork_rng([]), _cleared_up():
