@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tightfit.rehearsal.sizes import Extent, Numbers
 
-Size = Callable[[Extent], float]
-"""Of a slice, to compare it with others."""
+Size = Callable[[Sequence[Extent]], Numbers]
+"""Of slices, to compare them with each other."""
 
 
-def tokens_of(extent: Extent) -> float:
-    """As many as it has, padding included."""
-    rows, length = extent
-    return rows * length
+def tokens_of(extents: Sequence[Extent]) -> Numbers:
+    """As many as each has, padding included."""
+    tokens: Numbers = np.array(extents).prod(axis=1)
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def largest_by_room(batches: Numbers, tokens: int, size: Size) -> Largest:
     """Few long texts or many short ones: `size` tells."""
     cut = cut_by_room(batches, tokens)
     of_all, of_the_first = (
-        tuple(max(_kinds_of(part), key=size) for part in (slices, slices[1:]) if part.any())
+        tuple(_largest_of(_kinds_of(part), size) for part in (slices, slices[1:]) if part.any())
         for slices in (cut, cut[:, :1])
     )
     holds = (cut == np.array(of_all[0])).all(axis=2).any(axis=0)
@@ -70,6 +70,10 @@ def cut_by_room(batches: Numbers, tokens: int) -> Numbers:
 def extents_of(cut: Numbers) -> list[Extent]:
     """Of all slices that are there."""
     return [(int(rows), int(longest)) for rows, longest in cut.reshape(-1, 2).tolist() if rows]
+
+
+def _largest_of(kinds: Sequence[Extent], size: Size) -> Extent:
+    return kinds[int(size(kinds).argmax())]
 
 
 def _kinds_of(cut: Numbers) -> list[Extent]:

@@ -43,13 +43,13 @@ class Sizes:
         sizes[left_out[self.section]] = 0
         return np.rint(sizes).astype(np.int64)
 
-    def of_section(self, section: int) -> Callable[[Extent], float]:
+    def of_section(self, section: int) -> Callable[[Sequence[Extent]], Numbers]:
         """All bytes that a section takes in the course of it, as a function of its rows and tokens."""
         here = self.section == section
         highest = _POWERS.max(axis=0) + 1
         index = np.ravel_multi_index(tuple(self.powers[here].T), tuple(highest))
         terms = np.bincount(index, self.coefficient[here], int(highest.prod())).reshape(highest)
-        return lambda extent: float((terms * monomials_of([extent])[..., 0]).sum())
+        return lambda extents: np.tensordot(terms, monomials_of(extents), 2)
 
 
 def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
