@@ -74,7 +74,7 @@ def parse_strategy(word: str) -> Strategy:
     values = dict(_setting(kind, item) for item in settings.split(",") if item)
     for key, default in kind.settings().items():
         if default is REQUIRED and key not in values:
-            raise RecipeError(f"'{name}' needs its {key}: write it like '{name}:{key}=8'.")
+            raise RecipeError(f"'{name}' needs its {key}: write it like '{kind.example()}'.")
     try:
         return kind(**values)
     except ValidationError as error:

@@ -172,6 +172,8 @@ class Strategy(ABC):
     """Whether it changes what is done with gradients and nothing of how they are computed."""
     steps_in_pass: ClassVar[bool] = False
     """Whether the optimizer steps inside the backward pass, so that the two cannot be told apart."""
+    usual: ClassVar[int] = 8
+    """What one would try first for a setting that has no default."""
     scales: ClassVar[bool] = True
     """Whether a larger batch does the same operations on larger tensors."""
 
@@ -203,6 +205,12 @@ class Strategy(ABC):
         changed = {name: value for name, value in given.items() if value != self.settings()[name]}
         settings = ",".join(f"{name}={_write(value)}" for name, value in changed.items())
         return f"{self.name}:{settings}" if settings else self.name
+
+    @classmethod
+    def example(cls) -> str:
+        """How one would write it to try it out."""
+        needed = ",".join(f"{name}={cls.usual}" for name, default in cls.settings().items() if default is REQUIRED)
+        return f"{cls.name}:{needed}" if needed else cls.name
 
     @classmethod
     def settings(cls) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,9 +12,10 @@ from tightfit.job import Job
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill, host_peak, least_of, moments_of
 from tightfit.rehearsal.course import Course, course_of
+from tightfit.rehearsal.largest import tokens_of
 from tightfit.rehearsal.lengths import Lengths, Shapes
 from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.sizes import NotAlike, fixed_sizes, learn_sizes
+from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, fixed_sizes, learn_sizes
 from tightfit.rehearsal.splice import splice
 from tightfit.rehearsal.stage import Extents, Performance
 from tightfit.rehearsal.tape import Tape
@@ -23,7 +24,6 @@ from tightfit.rehearsal.work import Table
 from tightfit.strategy import Parts
 
 _LONGEST_PLAYED = 128
-_SLICE = 0  # the first section of a play
 _SHORTER = {"cpu": 7}  # eighths of it: our tiles hold other rows for much shorter texts, and kernels of cards like 96
 
 
@@ -39,6 +39,10 @@ class Played:
     def parts(self) -> Parts:
         """The parts as shapes."""
         return self.performance.parts
+
+    def sizes_of_slices(self, extents: Sequence[Extent]) -> Numbers:
+        """To compare slices with each other; one is the first section of a play."""
+        return self.timeline.sizes.of_section(0, extents)
 
     def tables(self, pair: int) -> list[tuple[int, Table]]:
         """The work of two like sections by their rows and tokens, and how often each counts."""
@@ -171,8 +175,7 @@ class Rehearsal:
 
     def _worst_shapes(self, parts: Parts, played: Played | None = None) -> Shapes:
         """Which of two slices is the larger one, a play tells best."""
-        size = played.timeline.sizes.of_section(_SLICE) if played and played.for_all and parts.slice_tokens else None
-        shapes = self.lengths.worst(parts, *([size] if size else []))
+        shapes = self.lengths.worst(parts, played.sizes_of_slices if played and played.for_all else tokens_of)
         return replace(shapes, padded=True) if self.always_padded else shapes
 
     def _worst(self, parts: Parts) -> Extents:

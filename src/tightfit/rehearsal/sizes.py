@@ -6,7 +6,7 @@ tokens² (attention). Two slices of different shape tell which, so one play make
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +43,13 @@ class Sizes:
         sizes[left_out[self.section]] = 0
         return np.rint(sizes).astype(np.int64)
 
-    def of_section(self, section: int) -> Callable[[Sequence[Extent]], Numbers]:
-        """All bytes that a section takes in the course of it, as a function of its rows and tokens."""
+    def of_section(self, section: int, extents: Sequence[Extent]) -> Numbers:
+        """All bytes that a section would take in the course of it, for each of some rows and tokens."""
         here = self.section == section
         highest = _POWERS.max(axis=0) + 1
         index = np.ravel_multi_index(tuple(self.powers[here].T), tuple(highest))
         terms = np.bincount(index, self.coefficient[here], int(highest.prod())).reshape(highest)
-        return lambda extents: np.tensordot(terms, monomials_of(extents), 2)
+        return np.tensordot(terms, monomials_of(extents), 2)
 
 
 def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
@@ -68,8 +68,8 @@ def learn_sizes(tape: Tape, pairs: Sequence[tuple[int, int]]) -> Sizes:
         off[here] = off[there] = np.where(misses > _ODD, misses, 0)
     if _most_alive(tape, off * size) > _ODD_SHARE * _most_alive(tape, size):
         raise NotAlike
-    table = np.array([(s.rows, s.length) for s in tape.sections] + [(1, 1)], dtype=np.float64)
-    return Sizes(size / (table[section] ** powers).prod(axis=1), powers, section)
+    monomials = monomials_of([(s.rows, s.length) for s in tape.sections] + [(1, 1)])
+    return Sizes(size / monomials[(*powers.T, section)], powers, section)
 
 
 def fixed_sizes(tape: Tape) -> Sizes:
@@ -80,7 +80,7 @@ def fixed_sizes(tape: Tape) -> Sizes:
 
 def powers_of(here: Numbers, there: Numbers, extent_here: Extent, extent_there: Extent) -> tuple[Numbers, Numbers]:
     """The powers of rows and of tokens that best explain how numbers changed between slices, and how far off."""
-    rules_here, rules_there = _monomials(extent_here), _monomials(extent_there)
+    rules_here, rules_there = monomials_of([extent_here, extent_there])[tuple(_POWERS.T)].T
     grown = there / np.maximum(here, 1)
     misses = np.abs(grown[:, None] / (rules_there / rules_here)[None, :] - 1)
     return _POWERS[misses.argmin(axis=1)], np.where(here > 0, misses.min(axis=1), 0)
@@ -100,8 +100,3 @@ def monomials_of(extents: Sequence[Extent]) -> Numbers:
     highest = _POWERS.max(axis=0)
     table: Numbers = rows ** np.arange(highest[0] + 1)[:, None, None] * tokens ** np.arange(highest[1] + 1)[:, None]
     return table
-
-
-def _monomials(extent: Extent) -> Numbers:
-    result: Numbers = (np.array(extent, dtype=np.float64) ** _POWERS).prod(axis=1)
-    return result

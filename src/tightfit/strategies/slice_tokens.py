@@ -29,6 +29,7 @@ class SliceTokens(Strategy):
         "runs the batch through the model so many tokens at a time: few long texts or many short ones"
     )
     chooses: ClassVar[str | None] = Slice.chooses
+    usual: ClassVar[int] = 1024
     shapes_only: ClassVar[bool] = True
     passes_only: ClassVar[bool] = True
 

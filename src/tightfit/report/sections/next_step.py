@@ -104,8 +104,8 @@ def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
     there = {word.partition(":")[0] for word in recipe}
     chosen = {STRATEGIES[name].chooses for name in there if name in STRATEGIES} - {None}
     in_pass = any(STRATEGIES[name].steps_in_pass for name in there if name in STRATEGIES)
-    fitting = [
-        name
+    return [
+        strategy.example()
         for name, strategy in STRATEGIES.items()
         if kind in [each.value for each in strategy.frees]
         and strategy.result is not Result.DIFFERENT
@@ -113,8 +113,6 @@ def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
         and strategy.chooses not in chosen
         and not (in_pass and strategy.chooses == "slices")
     ]
-    settings = {"slice": ":size=8", "slice-layers": ":size=8", "slice-tokens": ":tokens=1024"}
-    return [name + settings.get(name, "") for name in fitting]
 
 
 def _ask_for_a_plan(account: Account, say: Words) -> Step:
