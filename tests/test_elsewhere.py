@@ -30,6 +30,14 @@ def test_an_answer_and_an_error_come_back() -> None:
         elsewhere(lambda planner: os._exit(9), None)
 
 
+def test_beside_a_card_in_use_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    assert elsewhere(os.getpid) != os.getpid()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert elsewhere(os.getpid) == os.getpid()
+
+
 @pytest.fixture
 def ctrl_c_counts() -> Iterator[None]:
     """Shells have what runs in the background ignore it."""

@@ -22,7 +22,7 @@ Answer = TypeVar("Answer")
 
 def elsewhere(work: Callable[..., Answer], *given: Any) -> Answer:
     """What the work returns, or raises."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or _a_card_is_in_use():
         return work(*given)
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, work, given))
@@ -31,7 +31,7 @@ def elsewhere(work: Callable[..., Answer], *given: Any) -> Answer:
         there.close()
         answer: Any = here.recv()
     except EOFError:
-        raise RunFailed("The planning was ended from outside, perhaps for want of memory: free some.") from None
+        raise RunFailed("The forecast was ended from outside, perhaps for want of memory: free some.") from None
     finally:
         if process.pid is not None:
             process.terminate()  # it has answered, or nobody waits for its answer any more
@@ -40,6 +40,12 @@ def elsewhere(work: Callable[..., Answer], *given: Any) -> Answer:
         raise answer
     found: Answer = answer
     return found
+
+
+def _a_card_is_in_use() -> bool:
+    """Its driver does not outlive a fork."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
 
 
 def _answer(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:

@@ -14,6 +14,7 @@ from plans import budget, planner_of
 from tightfit.cards import CARDS
 from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
+from tightfit.job import Job
 from tightfit.planning.candidates import candidates, last_resorts
 from tightfit.planning.keeping import Keeping
 from tightfit.planning.planner import Planner
@@ -21,6 +22,7 @@ from tightfit.planning.plans import Option
 from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.accuracy import WANDERS
+from tightfit.rehearsal.performing import Company
 from tightfit.strategies import STRATEGIES
 from tightfit.strategy import Result
 
@@ -42,6 +44,17 @@ def smallest(planner: Planner) -> int:
 
 def looked_at(planner: Planner) -> list[Option]:
     return [planner.drafts.option(draft) for draft in planner.drafts._drafts.values() if draft]
+
+
+def test_the_process_is_weighed_before_the_machine_is_measured(
+    tiny_model: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measuring imports what no training does, such as the packages of all optimizers."""
+    done: list[str] = []
+    monkeypatch.setattr(Company, "overhead", lambda company: done.append("weighed") or 1)
+    monkeypatch.setattr("tightfit.planning.planner.clock_for", lambda device: done.append("measured"))
+    Planner.of(Job(model=str(tiny_model), data=str(reviews), max_length=32, seed=7), CPU)
+    assert done == ["weighed", "measured"]
 
 
 def test_with_room_for_all_the_result_stays_the_same(planner: Planner) -> None:

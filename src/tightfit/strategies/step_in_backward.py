@@ -38,8 +38,8 @@ class StepInBackward(Strategy):
         rows = parts.step_rows
         if rows < parts.batch_size:
             raise RecipeError(
-                f"'{self.name}' and 'slice' clash: a step would need {-(-parts.batch_size // rows)} backward passes. "
-                f"Use slice-layers:size={rows} in its place."
+                f"'{self.name}' and slices clash: a step would need {-(-parts.batch_size // rows)} backward passes. "
+                f"Use slice-layers:size={rows} in their place."
             )
         if parts.precision is Precision.FP16:
             raise RecipeError(
