@@ -81,19 +81,19 @@ class _Tiles:
     seed: int | None
 
     def __iter__(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Rows, their probabilities, and which of them dropout keeps. Both are overwritten by the next."""
+        """Rows, their probabilities, and ones for those that dropout keeps. Both are overwritten by the next."""
         rows, heads, length, _ = self.query.shape
         others, chance = self.key.shape[2], Chance(self.seed)
         at_once = min(rows, max(1, _TILE // (heads * length * others)))
         scores, shares = (self.query.new_empty(at_once * heads, length, others) for _ in range(2))
-        keep = torch.empty(scores.shape, dtype=MASK)
+        mask = torch.empty(scores.shape, dtype=MASK)
         later = torch.ones(length, others, dtype=torch.bool).triu_(1) if self.hides_later else None
         for start in each(range(0, rows, at_once), rows / at_once, like=self.query):
             here = slice(start, min(start + at_once, rows))
             count = (here.stop - start) * heads
             self._score(here, scores[:count], later)
             torch.softmax(scores[:count], dim=-1, out=shares[:count])
-            yield here, shares[:count], chance.keep(keep[:count], self.dropped)
+            yield here, shares[:count], scores[:count].copy_(chance.keep(mask[:count], self.dropped))
 
     def _score(self, here: slice, room: torch.Tensor, later: torch.Tensor | None) -> None:
         torch.bmm(_flat(self.query[here]), _flat(self.key[here]).transpose(1, 2), out=room).mul_(self.scale)

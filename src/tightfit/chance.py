@@ -76,13 +76,13 @@ class _Dropout(torch.autograd.Function):
 def _kept(values: torch.Tensor, seed: int | None, dropped: float) -> torch.Tensor:
     """The mask is drawn anew each time: half a percent of a layer's time, a byte a number less to keep.
 
-    And nothing kept means that a second run of a layer need not come as far as its last dropout.
-    The product is four times as fast where both are in the cache.
+    And nothing kept means that a second run of a layer need not come as far as its last dropout. The product is four
+    times as fast where all is in the cache; torch would make a copy of the mask in numbers if it were left to it.
     """
-    mask = Chance(seed).keep(torch.empty(values.shape, dtype=MASK), dropped)
     kept, scale = torch.empty(values.shape, dtype=values.dtype), 1 / (1 - dropped)
-    rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, mask, kept)]
+    mask, chance = torch.empty(min(values.numel(), _VALUES_AT_ONCE), dtype=MASK), Chance(seed)
+    rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, kept)]
     times = max(1.0, values.numel() / _VALUES_AT_ONCE)
-    for numbers, ones, room in each(zip(*rows, strict=True), times, like=values):
-        torch.mul(numbers, ones, out=room).mul_(scale)
+    for numbers, room in each(zip(*rows, strict=True), times, like=values):
+        room.copy_(chance.keep(mask[: len(numbers)], dropped)).mul_(numbers).mul_(scale)
     return kept
