@@ -8,6 +8,7 @@ import pytest
 import torch
 from heads import build, make_batch
 
+from tightfit.data.slices import cut_slices
 from tightfit.device import Device
 from tightfit.recipe import Recipe
 from tightfit.strategies import STRATEGIES
@@ -22,6 +23,11 @@ ROWS, LENGTH = 8, 24
 def skip_unless_installed(name: str) -> None:
     if not STRATEGIES[name].is_there():
         pytest.skip(f"{name} needs the package {STRATEGIES[name].needs}")
+
+
+def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
+    """Longest texts first."""
+    return next(cut_slices(make_batch(ROWS, longest=longest), ROWS, sort=True))[1]
 
 
 def parts_of(*words: str, model: Any = None) -> Parts:

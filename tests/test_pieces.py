@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tightfit.pieces import Piece, cut_by_tokens
+from tightfit.rooms import Rooms
 from tightfit.states import join_states, split_states
 
 COST = 64
@@ -47,10 +48,11 @@ def test_equal_rows_make_full_pieces() -> None:
 def test_states_and_their_gradients_come_back_as_they_were() -> None:
     pieces = [Piece(0, 2, 5), Piece(2, 3, 4), Piece(3, 6, 2)]
     states = torch.randn(6, 5, 3, dtype=torch.float64, requires_grad=True)
-    parts = split_states(states, pieces)
+    rooms = Rooms()
+    parts = split_states(states, pieces, rooms)
     assert [tuple(part.shape) for part in parts] == [(2, 5, 3), (1, 4, 3), (3, 2, 3)]
     assert all(part.untyped_storage().nbytes() == part.numel() * 8 for part in parts)
-    whole = join_states(parts, pieces, 5)
+    whole = join_states(parts, pieces, 5, rooms)
     used = torch.zeros(6, 5, 1)
     for piece in pieces:
         used[piece.start : piece.end, : piece.length] = 1

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.chance import MASK, Chance, draw_seed
+from tightfit.rooms import empty
 from tightfit.shapes import each
 
 NAME = "tightfit"
@@ -85,7 +86,7 @@ class _Tiles:
         rows, heads, length, _ = self.query.shape
         others, chance = self.key.shape[2], Chance(self.seed)
         at_once = min(rows, max(1, _TILE // (heads * length * others)))
-        scores, shares = (self.query.new_empty(at_once * heads, length, others) for _ in range(2))
+        scores, shares = (empty((at_once * heads, length, others), self.query) for _ in range(2))
         mask = torch.empty(scores.shape, dtype=MASK)
         later = torch.ones(length, others, dtype=torch.bool).triu_(1) if self.hides_later else None
         for start in each(range(0, rows, at_once), rows / at_once, like=self.query):
@@ -114,7 +115,7 @@ class _Room:
     def product(self, one: torch.Tensor, other: torch.Tensor, out: torch.Tensor) -> None:
         """Write one @ other into some rows of `out`."""
         if self._room is None:
-            self._room = self._like.new_empty(len(one), one.shape[1], other.shape[2])
+            self._room = empty((len(one), one.shape[1], other.shape[2]), self._like)
         out.copy_(torch.bmm(one, other, out=self._room[: len(one)]).view(out.shape))
 
 
@@ -145,7 +146,7 @@ class _Attention(torch.autograd.Function):
         room, slopes = _Room(query), None
         for here, shares, keep in _Tiles(query, key, mask, *ctx.settings):
             arriving = _flat(gradient[here])
-            slopes = torch.empty_like(shares) if slopes is None else slopes[: len(shares)]
+            slopes = empty(shares.shape, shares) if slopes is None else slopes[: len(shares)]
             room.product(torch.mul(shares, keep, out=slopes).transpose(1, 2), arriving, to_value[here])
             torch.bmm(arriving, _flat(value[here]).transpose(1, 2), out=slopes).mul_(keep)
             torch.ops.aten._softmax_backward_data.out(slopes, shares, -1, torch.float32, grad_input=shares)
@@ -163,4 +164,4 @@ def _flat(tile: torch.Tensor) -> torch.Tensor:
 def _empty_like(heads: torch.Tensor, size: int) -> torch.Tensor:
     """In the order of memory that the layers around have: rows, tokens, heads."""
     rows, count, length, _ = heads.shape
-    return heads.new_empty(rows, length, count, size).transpose(1, 2)
+    return empty((rows, length, count, size), heads).transpose(1, 2)

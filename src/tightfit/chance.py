@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tightfit.rooms import empty
 from tightfit.shapes import each, is_shape, stands_for
 
 MASK = torch.uint8  # of zeros and ones: torch turns them into numbers ten times as fast as truths
@@ -79,7 +80,7 @@ def _kept(values: torch.Tensor, seed: int | None, dropped: float) -> torch.Tenso
     And nothing kept means that a second run of a layer need not come as far as its last dropout. The product is four
     times as fast where all is in the cache; torch would make a copy of the mask in numbers if it were left to it.
     """
-    kept, scale = torch.empty(values.shape, dtype=values.dtype), 1 / (1 - dropped)
+    kept, scale = empty(values.shape, values), 1 / (1 - dropped)
     mask, chance = torch.empty(min(values.numel(), _VALUES_AT_ONCE), dtype=MASK), Chance(seed)
     rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, kept)]
     times = max(1.0, values.numel() / _VALUES_AT_ONCE)

@@ -52,8 +52,12 @@ def forget(error: BaseException) -> None:
 
 def free_memory() -> None:
     """Hand back what nobody holds any more, also what allocators keep for later."""
-    gc.collect()
     torch = sys.modules.get("torch")
+    if torch is not None:
+        from tightfit.rooms import leave
+
+        leave()  # a pass that failed has not come to where its rooms close
+    gc.collect()
     if torch is None:
         return
     if torch.cuda.is_available():

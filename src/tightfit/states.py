@@ -11,39 +11,42 @@ from typing import Any
 import torch
 
 from tightfit.pieces import Piece
+from tightfit.rooms import Rooms
 
 
-def split_states(states: torch.Tensor, pieces: list[Piece]) -> list[torch.Tensor]:
-    """The states of each piece, without the padding."""
-    return list(_Split.apply(states, pieces))
+def split_states(states: torch.Tensor, pieces: list[Piece], rooms: Rooms) -> list[torch.Tensor]:
+    """The states of each piece, without the padding. On the way back the rooms close here."""
+    return list(_Split.apply(states, pieces, rooms))
 
 
-def join_states(states: list[torch.Tensor], pieces: list[Piece], width: int) -> torch.Tensor:
-    """The whole batch's states from those of the pieces, zeros where there is padding."""
-    joined: torch.Tensor = _Join.apply(pieces, width, *states)
+def join_states(states: list[torch.Tensor], pieces: list[Piece], width: int, rooms: Rooms) -> torch.Tensor:
+    """The whole batch's states from those of the pieces, zeros where there is padding. On the way back rooms open."""
+    joined: torch.Tensor = _Join.apply(pieces, width, rooms, *states)
     return joined
 
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, pieces: list[Piece]) -> tuple[torch.Tensor, ...]:
-        ctx.pieces, ctx.width = pieces, states.shape[1]
+    def forward(ctx: Any, states: torch.Tensor, pieces: list[Piece], rooms: Rooms) -> tuple[torch.Tensor, ...]:
+        ctx.pieces, ctx.width, ctx.rooms = pieces, states.shape[1], rooms
         return tuple(_part(states, piece).clone(memory_format=torch.contiguous_format) for piece in pieces)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _together(gradients, ctx.pieces, ctx.width), None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.rooms.close()
+        return _together(gradients, ctx.pieces, ctx.width), None, None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: list[Piece], width: int, *states: torch.Tensor) -> torch.Tensor:
-        ctx.pieces = pieces
+    def forward(ctx: Any, pieces: list[Piece], width: int, rooms: Rooms, *states: torch.Tensor) -> torch.Tensor:
+        ctx.pieces, ctx.rooms = pieces, rooms
         return _together(states, pieces, width)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, None, *(_part(gradient, piece) for piece in ctx.pieces)
+        ctx.rooms.open()
+        return None, None, None, *(_part(gradient, piece) for piece in ctx.pieces)
 
 
 def _part(states: torch.Tensor, piece: Piece) -> torch.Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.rooms import empty
+
 
 class Sum:
     """The gradient of one weight while the pieces of a batch come back."""
@@ -103,13 +105,20 @@ class _Linear(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum, kept: Any
     ) -> torch.Tensor:
         ctx.sum, ctx.kept = sum, kept
-        return nn.functional.linear(states, weight, bias)
+        flat, room = states.flatten(0, -2), empty((*states.shape[:-1], len(weight)), states)
+        if bias is None:
+            torch.mm(flat, weight.T, out=room.flatten(0, -2))
+        else:
+            torch.addmm(bias, flat, weight.T, out=room.flatten(0, -2))
+        return room
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states, weight = ctx.kept.saved_tensors
         wanted = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
-        to_states = (flat @ weight).view(states.shape) if wanted[0] else None
+        to_states = empty(states.shape, states) if wanted[0] else None
+        if to_states is not None:
+            torch.mm(flat, weight, out=to_states.flatten(0, -2))
         to_weight = ctx.sum.add(flat, states.flatten(0, -2)) if wanted[1] else None
         return to_states, to_weight, flat.sum(0) if wanted[2] else None, None, None

@@ -6,16 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from heads import CONFIGS, build, gradients, make_batch
-from parts import ROWS, parts_of
+from heads import CONFIGS, build, gradients
+from parts import ROWS, parts_of, sorted_batch
 
-from tightfit.data.slices import cut_slices
+from tightfit import rooms
 from tightfit.errors import RecipeError
 from tightfit.pieces import cut_by_tokens
 
 
-def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
-    return next(cut_slices(make_batch(ROWS, longest=longest), ROWS, sort=True))[1]
+@pytest.fixture(autouse=True)
+def rooms_for_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the models here are small."""
+    monkeypatch.setattr(rooms, "SMALLEST", 0)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)

@@ -90,15 +90,15 @@ class Bill:
 def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | None]) -> dict[str, dict[Kind, int]]:
     """Every moment's highest instant by kind; what the allocator holds beyond that is a kind of its own."""
     sizes, spans = timeline.read(extents)
-    live = timeline.live(np.where(timeline.on_host, 0, sizes))
-    total, held = live.sum(axis=1), held_over_time(device, timeline, sizes)
+    on_device = np.where(timeline.on_host, 0, sizes)
+    total, held = timeline.total(on_device), held_over_time(device, timeline, sizes)
     moments: dict[str, dict[Kind, int]] = {}
     for name in MOMENTS:
         stretches = stretches_of(name, spans)
         if not stretches:
             continue
         highest = highest_tick(total, stretches)
-        kinds = {kind: int(size) for kind, size in zip(KINDS, live[highest], strict=True)}
+        kinds = {kind: int(size) for kind, size in zip(KINDS, timeline.live_at(highest, on_device), strict=True)}
         del kinds[Kind.HOST]
         kinds[Kind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
         moments[name] = kinds

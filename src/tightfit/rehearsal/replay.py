@@ -33,7 +33,7 @@ def held_on_host(timeline: Timeline, sizes: Numbers) -> int:
     """The most bytes in host memory, as if all were pinned: torch takes pinned blocks in powers of two."""
     blocks = np.where(timeline.on_host & (sizes > 0), sizes, 0)
     rounded = np.where(blocks > 0, 2.0 ** np.ceil(np.log2(np.maximum(blocks, 1))), 0).astype(np.int64)
-    return int(timeline.live(rounded).sum(axis=1).max())
+    return int(timeline.total(rounded).max())
 
 
 def expandable_segments() -> bool:
@@ -44,8 +44,7 @@ def expandable_segments() -> bool:
 
 def _in_pages(timeline: Timeline, sizes: Numbers) -> Numbers:
     paged = np.where(sizes >= THRESHOLD, -(-(sizes + _HEADER) // _PAGE) * _PAGE, sizes)
-    total: Numbers = timeline.live(paged).sum(axis=1)
-    return total
+    return timeline.total(paged)
 
 
 def _cached(timeline: Timeline, sizes: Numbers, allocator: CachingAllocator) -> Numbers:

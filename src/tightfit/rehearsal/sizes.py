@@ -88,10 +88,10 @@ def powers_of(here: Numbers, there: Numbers, extent_here: Extent, extent_there: 
 
 def _most_alive(tape: Tape, size: Numbers) -> float:
     """The most bytes at any time, if the blocks had these sizes."""
-    change = np.zeros(tape.clock + 2)
-    np.add.at(change, [block.born for block in tape.blocks], size)
-    np.add.at(change, [tape.clock + 1 if block.died is None else block.died for block in tape.blocks], -size)
-    return float(change.cumsum().max())
+    end = tape.clock + 1
+    born = np.bincount([block.born for block in tape.blocks], size, end + 1)
+    died = np.bincount([end if block.died is None else block.died for block in tape.blocks], size, end + 1)
+    return float((born - died).cumsum().max())
 
 
 def monomials_of(extents: Sequence[Extent]) -> Numbers:

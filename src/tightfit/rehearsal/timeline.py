@@ -79,6 +79,11 @@ class Timeline:
         born, died = (np.bincount(ticks * kinds + self.kind, sizes, count) for ticks in (self.born, self.died))
         return (born - died).astype(np.int64).reshape(-1, kinds).cumsum(axis=0)
 
+    def live_at(self, tick: int, sizes: Numbers) -> Numbers:
+        """Live bytes of each kind at one tick."""
+        alive = (self.born <= tick) & (self.died > tick)
+        return np.bincount(self.kind[alive], sizes[alive], len(KINDS)).astype(np.int64)
+
     def total(self, sizes: Numbers) -> Numbers:
         """Live bytes at every tick, whatever their kind."""
         born, died = (np.bincount(ticks, sizes, self.end + 2) for ticks in (self.born, self.died))

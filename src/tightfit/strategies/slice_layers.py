@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from tightfit.norms import Handed, LastNorm
+    from tightfit.rooms import Rooms
     from tightfit.sums import SummedLinear
 
 
@@ -131,9 +132,12 @@ class _SlicedForward:
         handed: Handed,
         norm: LastNorm | None,
     ) -> None:
+        from tightfit.rooms import Rooms
+
         self.layer, self.forwards, self.pieces, self.linears = layer, forwards, pieces, linears
         self.handed, self.norm = handed, norm
         self.given: list[Any] = []
+        self.rooms, self.most_tokens = Rooms(), 0
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         from tightfit.states import split_states
@@ -147,11 +151,14 @@ class _SlicedForward:
             linear.begin(len(pieces))
         cuts = [_Cut(piece, batch, width) for piece in pieces]
         run = partial(self._run, self._norm_left_by_the_one_before(hidden))
+        self.most_tokens = max((piece.end - piece.start) * piece.length for piece in pieces)
+        self.rooms.open()
         outputs = [
             run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})
-            for states, cut in zip(split_states(hidden, pieces), cuts, strict=True)
+            for states, cut in zip(split_states(hidden, pieces, self.rooms), cuts, strict=True)
         ]
-        joined = _joined(outputs, pieces, width)
+        self.rooms.close()
+        joined = _joined(outputs, pieces, width, self.rooms)
         self.handed.on(joined, self.norm)
         return joined
 
@@ -165,6 +172,7 @@ class _SlicedForward:
         """One piece through all of them."""
         import torch
 
+        self.rooms.meet(hidden, self.most_tokens)
         if before is not None:
             hidden = before.forward(hidden)
         for forward in self.forwards[:-1]:
@@ -234,7 +242,7 @@ class _Cut:
         return value
 
 
-def _joined(outputs: list[Any], pieces: list[Piece], width: int) -> Any:
+def _joined(outputs: list[Any], pieces: list[Piece], width: int, rooms: Rooms) -> Any:
     """The pieces' outputs below each other, padded to one width; a layer may return more than its states."""
     import torch
 
@@ -242,7 +250,7 @@ def _joined(outputs: list[Any], pieces: list[Piece], width: int) -> Any:
 
     first = outputs[0]
     if isinstance(first, (tuple, list)):
-        return type(first)(_joined(list(parts), pieces, width) for parts in zip(*outputs, strict=True))
+        return type(first)(_joined(list(parts), pieces, width, rooms) for parts in zip(*outputs, strict=True))
     if not isinstance(first, torch.Tensor) or first.shape[0] != pieces[0].end:  # T5's position bias is one for all rows
         return first
-    return join_states(outputs, pieces, width) if first.dim() == 3 else torch.cat(outputs)
+    return join_states(outputs, pieces, width, rooms) if first.dim() == 3 else torch.cat(outputs)

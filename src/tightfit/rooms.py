@@ -1,0 +1,78 @@
+"""Rooms: memory for what one piece computes, used again by the next.
+
+What is freed goes back to the system at once, and comes back from there page by page, each filled with zeros. Where a
+batch goes through a layer in pieces, the same would be taken and given back for every piece. Here it is kept until the
+last one is through. A card's allocator does the like by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from tightfit.allocator import THRESHOLD
+
+SMALLEST = THRESHOLD  # bytes; below, the C library keeps what is freed
+_ONLY_WE = 2  # who hold a storage that nobody uses: our block, and who asks
+_FAR_TOO_LARGE = 2  # times what is wanted
+
+
+class Rooms:
+    """Blocks of memory for the pieces of a batch."""
+
+    def __init__(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+        self._growth = 1.0
+        """How much more the largest piece takes than the one at hand."""
+
+    def meet(self, piece: torch.Tensor, most_tokens: int) -> None:
+        """A piece comes: blocks that are made for it do for the largest too."""
+        self._growth = max(1.0, most_tokens / (piece.shape[0] * piece.shape[1]))
+
+    def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+        """A tensor without values: in a block that nobody uses, or in a new one."""
+        size = math.prod(shape)
+        block = self._unused(size, like)
+        if block is None:
+            block = like.new_empty(math.ceil(size * self._growth))
+            self._blocks.append(block)
+        return like.new_empty(0).set_(block.untyped_storage(), 0, tuple(shape))
+
+    def _unused(self, size: int, like: torch.Tensor) -> torch.Tensor | None:
+        for block in self._blocks:
+            if size <= block.numel() <= _FAR_TOO_LARGE * size and block.dtype is like.dtype and _is_unused(block):
+                return block
+        return None
+
+    def open(self) -> None:
+        """From now on tensors are made here."""
+        global _open
+        _open = self
+
+    def close(self) -> None:
+        """Blocks go with their last tensor."""
+        global _open
+        self._blocks.clear()
+        _open = None
+
+
+_open: Rooms | None = None
+
+
+def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """A tensor without values, in a room if one is open."""
+    if _open is None or like.device.type != "cpu" or math.prod(shape) * like.element_size() < SMALLEST:
+        return like.new_empty(shape)
+    return _open.empty(shape, like)
+
+
+def leave() -> None:
+    """Whatever was open, after something failed."""
+    if _open is not None:
+        _open.close()
+
+
+def _is_unused(block: torch.Tensor) -> bool:
+    return torch._C._storage_Use_Count(block.untyped_storage()._cdata) == _ONLY_WE

@@ -1,0 +1,121 @@
+"""Memory of one piece used again by the next, and by nobody while it is in use."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from heads import build
+from parts import parts_of, sorted_batch
+
+from tightfit import rooms
+from tightfit.oom import free_memory
+from tightfit.rooms import Rooms, empty
+
+SHAPE = (4, 8, 2048)
+LIKE = torch.empty(0)
+
+
+@pytest.fixture
+def opened() -> Iterator[Rooms]:
+    found = Rooms()
+    found.open()
+    yield found
+    found.close()
+
+
+def place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def test_what_nobody_uses_is_used_again(opened: Rooms) -> None:
+    first, second = empty(SHAPE, LIKE), empty(SHAPE, LIKE)
+    assert first.shape == SHAPE
+    assert place(first) != place(second)
+    freed = place(first)
+    del first
+    assert place(empty(SHAPE, LIKE)) == freed
+
+
+def test_what_a_view_or_a_graph_holds_is_in_use(opened: Rooms) -> None:
+    viewed = empty(SHAPE, LIKE)
+    held = place(viewed)
+    viewed = viewed[0].transpose(0, 1)
+    assert place(empty(SHAPE, LIKE)) != held
+    saved = empty(SHAPE, LIKE).fill_(3)
+    held, weight = place(saved), torch.ones((), requires_grad=True)
+    product = saved * weight
+    del saved
+    assert place(empty(SHAPE, LIKE).zero_()) != held
+    product.sum().backward()
+    assert weight.grad == 3 * torch.Size(SHAPE).numel()
+
+
+def test_a_tensor_in_a_room_is_no_view(opened: Rooms) -> None:
+    """autograd forbids much of what is done to views that a function returns."""
+    assert not empty(SHAPE, LIKE)._is_view()
+
+
+def test_a_block_that_a_short_piece_made_does_for_the_longest(opened: Rooms) -> None:
+    opened.meet(torch.empty(2, 90, 1), most_tokens=200)
+    short = empty((2, 90, 256), LIKE)
+    freed = place(short)
+    del short
+    opened.meet(torch.empty(4, 50, 1), most_tokens=200)
+    assert place(empty((4, 50, 256), LIKE)) == freed
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((4, 8, 64), torch.float32), (SHAPE, torch.bfloat16)], ids=["size", "type"]
+)
+def test_blocks_of_another_kind_are_left_alone(opened: Rooms, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    block = empty(SHAPE, LIKE)
+    freed = place(block)
+    del block
+    assert place(empty(shape, LIKE.to(dtype))) != freed
+
+
+def test_where_no_room_is_open_memory_goes_back() -> None:
+    tensor = empty(SHAPE, LIKE)
+    storage = weakref.ref(tensor.untyped_storage())
+    del tensor
+    assert storage() is None
+
+
+def test_a_training_step_leaves_nothing_in_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    model, made = parts_of("slice-layers:size=3", model=build("Bert", layers=2)).model, followed(monkeypatch)
+    loss = model(**sorted_batch()).loss
+    assert made
+    assert rooms._open is None
+    loss.backward()
+    assert rooms._open is None
+    del loss
+    assert not [block for block in made if block() is not None]
+
+
+def test_rooms_of_a_pass_that_failed_are_left() -> None:
+    opened = Rooms()
+    opened.open()
+    storage = weakref.ref(empty(SHAPE, LIKE).untyped_storage())
+    assert storage() is not None
+    free_memory()
+    assert storage() is None
+    assert rooms._open is None
+
+
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """The blocks that are made from now on."""
+    made: list[weakref.ref[Any]] = []
+    plain = Rooms.empty
+
+    def follow(self: Rooms, *args: Any) -> torch.Tensor:
+        tensor = plain(self, *args)
+        made.append(weakref.ref(tensor.untyped_storage()))
+        return tensor
+
+    monkeypatch.setattr(Rooms, "empty", follow)
+    return made
