@@ -15,7 +15,7 @@ import torch
 from tightfit.allocator import THRESHOLD
 
 SMALLEST = THRESHOLD  # bytes; below, the C library keeps what is freed
-_ONLY_WE = 2  # who hold a storage that nobody uses: our block, and who asks
+_ONLY_WE = 1  # hold a storage that nobody uses
 _FAR_TOO_LARGE = 2  # times what is wanted
 
 
@@ -23,7 +23,7 @@ class Rooms:
     """Blocks of memory for the pieces of a batch."""
 
     def __init__(self) -> None:
-        self._blocks: list[torch.Tensor] = []
+        self._blocks: list[torch.UntypedStorage] = []
         self._growth = 1.0
         """How much more the largest piece takes than the one at hand."""
 
@@ -33,16 +33,16 @@ class Rooms:
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """A tensor without values: in a block that nobody uses, or in a new one."""
-        size = math.prod(shape)
-        block = self._unused(size, like)
+        count = math.prod(shape)
+        block = self._unused(count * like.element_size())
         if block is None:
-            block = like.new_empty(math.ceil(size * self._growth))
+            block = like.new_empty(math.ceil(count * self._growth)).untyped_storage()
             self._blocks.append(block)
-        return like.new_empty(0).set_(block.untyped_storage(), 0, tuple(shape))
+        return like.new_empty(0).set_(block, 0, tuple(shape))
 
-    def _unused(self, size: int, like: torch.Tensor) -> torch.Tensor | None:
+    def _unused(self, size: int) -> torch.UntypedStorage | None:
         for block in self._blocks:
-            if size <= block.numel() <= _FAR_TOO_LARGE * size and block.dtype is like.dtype and _is_unused(block):
+            if size <= block.nbytes() <= _FAR_TOO_LARGE * size and _is_unused(block):
                 return block
         return None
 
@@ -74,5 +74,5 @@ def leave() -> None:
         _open.close()
 
 
-def _is_unused(block: torch.Tensor) -> bool:
-    return torch._C._storage_Use_Count(block.untyped_storage()._cdata) == _ONLY_WE
+def _is_unused(block: torch.UntypedStorage) -> bool:
+    return bool(torch._C._storage_Use_Count(block._cdata) == _ONLY_WE)
