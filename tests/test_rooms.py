@@ -82,9 +82,10 @@ def test_where_no_room_is_open_memory_goes_back() -> None:
     assert storage() is None
 
 
-def test_a_training_step_leaves_nothing_in_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", ["slice-layers:size=3", "freeze:layers=1 slice-layers:size=3"], ids=["all", "some"])
+def test_a_training_step_leaves_nothing_in_rooms(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rooms, "SMALLEST", 0)
-    model, made = parts_of("slice-layers:size=3", model=build("Bert", layers=2)).model, followed(monkeypatch)
+    model, made = parts_of(*words.split(), model=build("Bert", layers=2)).model, followed(monkeypatch)
     loss = model(**sorted_batch()).loss
     assert made
     assert rooms._open is None

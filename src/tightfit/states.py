@@ -19,8 +19,11 @@ def split_states(states: torch.Tensor, pieces: list[Piece], rooms: Rooms) -> lis
     return list(_Split.apply(states, pieces, rooms))
 
 
-def join_states(states: list[torch.Tensor], pieces: list[Piece], width: int, rooms: Rooms) -> torch.Tensor:
-    """The whole batch's states from those of the pieces, zeros where there is padding. On the way back rooms open."""
+def join_states(states: list[torch.Tensor], pieces: list[Piece], width: int, rooms: Rooms | None) -> torch.Tensor:
+    """The whole batch's states from those of the pieces, zeros where there is padding.
+
+    On the way back rooms open here; none where the way ends before they would close.
+    """
     joined: torch.Tensor = _Join.apply(pieces, width, rooms, *states)
     return joined
 
@@ -39,13 +42,14 @@ class _Split(torch.autograd.Function):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: list[Piece], width: int, rooms: Rooms, *states: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, pieces: list[Piece], width: int, rooms: Rooms | None, *states: torch.Tensor) -> torch.Tensor:
         ctx.pieces, ctx.rooms = pieces, rooms
         return _together(states, pieces, width)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.rooms.open()
+        if ctx.rooms is not None:
+            ctx.rooms.open()
         return None, None, None, *(_part(gradient, piece) for piece in ctx.pieces)
 
 

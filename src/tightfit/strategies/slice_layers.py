@@ -158,7 +158,7 @@ class _SlicedForward:
             for states, cut in zip(split_states(hidden, pieces, self.rooms), cuts, strict=True)
         ]
         self.rooms.close()
-        joined = _joined(outputs, pieces, width, self.rooms)
+        joined = _joined(outputs, pieces, width, self.rooms if hidden.requires_grad else None)
         self.handed.on(joined, self.norm)
         return joined
 
@@ -242,7 +242,7 @@ class _Cut:
         return value
 
 
-def _joined(outputs: list[Any], pieces: list[Piece], width: int, rooms: Rooms) -> Any:
+def _joined(outputs: list[Any], pieces: list[Piece], width: int, rooms: Rooms | None) -> Any:
     """The pieces' outputs below each other, padded to one width; a layer may return more than its states."""
     import torch
 
