@@ -23,7 +23,7 @@ class LastProducts(TorchDispatchMode):
     made = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.addmm.default and tuple(args[2].shape) == (64, 32):
+        if func.overloadpacket is torch.ops.aten.addmm and tuple(args[2].shape) == (64, 32):
             self.made += 1
         return func(*args, **(kwargs or {}))
 
