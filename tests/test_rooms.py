@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from heads import build
-from parts import parts_of, sorted_batch
+from parts import CARD, parts_of, sorted_batch
 
 from tightfit import rooms
 from tightfit.oom import free_memory
 from tightfit.rooms import Rooms, empty
+from tightfit.strategies.slice_layers import SliceLayers
 
 SHAPE = (4, 8, 2048)
 LIKE = torch.empty(0)
@@ -75,6 +77,13 @@ def test_a_block_that_is_far_too_large_is_left_alone(opened: Rooms) -> None:
     assert place(empty((4, 8, 512), LIKE)) != freed
 
 
+def test_a_card_has_none() -> None:
+    """Its tensors are on a card only in name where it is rehearsed."""
+    card = Rooms("cuda")
+    card.open()
+    assert rooms.room_for(SHAPE, LIKE) is None
+
+
 def test_where_no_room_is_open_memory_goes_back() -> None:
     tensor = empty(SHAPE, LIKE)
     storage = weakref.ref(tensor.untyped_storage())
@@ -93,6 +102,13 @@ def test_a_training_step_leaves_nothing_in_rooms(words: str, monkeypatch: pytest
     assert rooms._open is None
     del loss
     assert not [block for block in made if block() is not None]
+
+
+def test_layers_on_a_card_use_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    parts, made = replace(parts_of(), device=CARD), followed(monkeypatch)
+    SliceLayers(size=3).apply(parts).model(**sorted_batch()).loss.backward()
+    assert not made
 
 
 def test_rooms_of_a_pass_that_failed_are_left() -> None:

@@ -20,9 +20,10 @@ _FAR_TOO_LARGE = 2  # times what is wanted
 
 
 class Rooms:
-    """Blocks of memory for the pieces of a batch."""
+    """Blocks of memory for the pieces of a batch; none for a device whose allocator keeps what is freed."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._needed = device == "cpu"
         self._blocks: list[torch.UntypedStorage] = []
         self._growth = 1.0
         """How much more the largest piece takes than the one at hand."""
@@ -49,7 +50,7 @@ class Rooms:
     def open(self) -> None:
         """From now on tensors are made here."""
         global _open
-        _open = self
+        _open = self if self._needed else None
 
     def close(self) -> None:
         """Blocks go with their last tensor."""
@@ -61,11 +62,17 @@ class Rooms:
 _open: Rooms | None = None
 
 
+def room_for(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
+    """A tensor without values in the room that is open; None if none is."""
+    if _open is None or math.prod(shape) * like.element_size() < SMALLEST:
+        return None
+    return _open.empty(shape, like)
+
+
 def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """A tensor without values, in a room if one is open."""
-    if _open is None or like.device.type != "cpu" or math.prod(shape) * like.element_size() < SMALLEST:
-        return like.new_empty(shape)
-    return _open.empty(shape, like)
+    room = room_for(shape, like)
+    return like.new_empty(shape) if room is None else room
 
 
 def leave() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightfit.rooms import empty
+from tightfit.rooms import room_for
 
 
 class Sum:
@@ -105,11 +105,11 @@ class _Linear(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum, kept: Any
     ) -> torch.Tensor:
         ctx.sum, ctx.kept = sum, kept
-        flat, room = states.flatten(0, -2), empty((*states.shape[:-1], len(weight)), states)
-        if bias is None:
-            torch.mm(flat, weight.T, out=room.flatten(0, -2))
-        else:
-            torch.addmm(bias, flat, weight.T, out=room.flatten(0, -2))
+        room = room_for((*states.shape[:-1], len(weight)), states)
+        if room is None:
+            return nn.functional.linear(states, weight, bias)
+        flat, out = states.flatten(0, -2), room.flatten(0, -2)
+        torch.mm(flat, weight.T, out=out) if bias is None else torch.addmm(bias, flat, weight.T, out=out)
         return room
 
     @staticmethod
@@ -117,8 +117,15 @@ class _Linear(torch.autograd.Function):
         states, weight = ctx.kept.saved_tensors
         wanted = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
-        to_states = empty(states.shape, states) if wanted[0] else None
-        if to_states is not None:
-            torch.mm(flat, weight, out=to_states.flatten(0, -2))
+        to_states = _times(flat, weight, states) if wanted[0] else None
         to_weight = ctx.sum.add(flat, states.flatten(0, -2)) if wanted[1] else None
         return to_states, to_weight, flat.sum(0) if wanted[2] else None, None, None
+
+
+def _times(gradient: torch.Tensor, weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gradient of what came in."""
+    room = room_for(like.shape, like)
+    if room is None:
+        return (gradient @ weight).view(like.shape)
+    torch.mm(gradient, weight, out=room.flatten(0, -2))
+    return room

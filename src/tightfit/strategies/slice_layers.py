@@ -63,6 +63,7 @@ class SliceLayers(Strategy):
         if not stacks:
             raise RecipeError(f"'{self.name}' finds no layers in {type(parts.model).__name__}: use slice in its place.")
         from tightfit.norms import Handed
+        from tightfit.rooms import Rooms
 
         limits = RowLimits(self.size)
         pieces = _Pieces(limits)
@@ -71,7 +72,8 @@ class SliceLayers(Strategy):
             groups = [list(stack)[start : start + self.layers] for start in range(0, len(stack), self.layers)]
             handed = Handed()
             for number, group in enumerate(groups, 1):
-                _run_together(group, pieces, handed, is_last=number == len(groups))
+                rooms = Rooms(parts.device.kind)
+                _run_together(group, pieces, handed, rooms, is_last=number == len(groups))
         return replace(parts, layer_rows=min(self.size, parts.batch_size), layer_limits=limits)
 
 
@@ -107,14 +109,14 @@ def _lengths(mask: torch.Tensor | None) -> list[int] | None:
     return [int(n) for n in mask.sum(dim=1).tolist()]
 
 
-def _run_together(group: list[nn.Module], pieces: _Pieces, handed: Handed, *, is_last: bool) -> None:
+def _run_together(group: list[nn.Module], pieces: _Pieces, handed: Handed, rooms: Rooms, *, is_last: bool) -> None:
     """The first layer runs them all; the others hand on what they are given."""
     from tightfit.norms import last_norm
     from tightfit.sums import sum_in_place
 
     first, *others = group
     norm = None if is_last else last_norm(group[-1])
-    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces, sum_in_place(group), handed, norm)
+    sliced = _SlicedForward(first, [layer.forward for layer in group], pieces, sum_in_place(group), handed, norm, rooms)
     for layer in others:
         layer.forward = _Done(layer, layer.forward, sliced)
     first.forward = sliced
@@ -131,13 +133,12 @@ class _SlicedForward:
         linears: list[SummedLinear],
         handed: Handed,
         norm: LastNorm | None,
+        rooms: Rooms,
     ) -> None:
-        from tightfit.rooms import Rooms
-
         self.layer, self.forwards, self.pieces, self.linears = layer, forwards, pieces, linears
         self.handed, self.norm = handed, norm
         self.given: list[Any] = []
-        self.rooms, self.most_tokens = Rooms(), 0
+        self.rooms, self.most_tokens = rooms, 0
 
     def __call__(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         from tightfit.states import split_states
