@@ -111,6 +111,26 @@ def test_layers_on_a_card_use_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not made
 
 
+def test_nobody_uses_rooms_of_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, or back. A rehearsal's would have no memory at all."""
+    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    model = parts_of("slice-layers:size=3", model=build("Bert", layers=2)).model
+    linear = model.bert.encoder.layer[0].output.dense
+    back = linear.weight.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        model(**sorted_batch()).loss.backward()
+    assert rooms.room_for(SHAPE, LIKE) is None
+    back.remove()
+    linear.register_forward_pre_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        model(**sorted_batch())
+    assert rooms.room_for(SHAPE, LIKE) is None
+
+
+def fail(*_: Any) -> None:
+    raise ZeroDivisionError
+
+
 def test_rooms_of_a_pass_that_failed_are_left() -> None:
     opened = Rooms()
     opened.open()

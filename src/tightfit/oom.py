@@ -52,14 +52,13 @@ def forget(error: BaseException) -> None:
 
 def free_memory() -> None:
     """Hand back what nobody holds any more, also what allocators keep for later."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        from tightfit.rooms import leave
-
-        leave()  # a pass that failed has not come to where its rooms close
     gc.collect()
+    torch = sys.modules.get("torch")
     if torch is None:
         return
+    from tightfit.rooms import leave
+
+    leave()  # a pass that failed has not come to where its rooms close
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():

@@ -7,8 +7,9 @@ last one is through. A card's allocator does the like by itself.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -17,6 +18,7 @@ from tightfit.allocator import THRESHOLD
 SMALLEST = THRESHOLD  # bytes; below, the C library keeps what is freed
 _ONLY_WE = 1  # hold a storage that nobody uses
 _FAR_TOO_LARGE = 2  # times what is wanted
+_NO_PASS = -1  # back; autograd counts those from 0
 
 
 class Rooms:
@@ -25,6 +27,7 @@ class Rooms:
     def __init__(self, device: str = "cpu") -> None:
         self._needed = device == "cpu"
         self._blocks: list[torch.UntypedStorage] = []
+        self._pass = _NO_PASS
         self._growth = 1.0
         """How much more the largest piece takes than the one at hand."""
 
@@ -48,9 +51,24 @@ class Rooms:
         return None
 
     def open(self) -> None:
-        """From now on tensors are made here."""
+        """From now on tensors are made here, as long as this pass goes on: if it fails nobody closes."""
         global _open
+        self._pass = _pass_at_hand()
         _open = self if self._needed else None
+
+    @property
+    def is_of_this_pass(self) -> bool:
+        """Not of one that failed."""
+        return self._pass == _pass_at_hand()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open inside, whatever happens there."""
+        self.open()
+        try:
+            yield
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Blocks go with their last tensor."""
@@ -64,7 +82,7 @@ _open: Rooms | None = None
 
 def room_for(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
     """A tensor without values in the room that is open; None if none is."""
-    if _open is None or math.prod(shape) * like.element_size() < SMALLEST:
+    if _open is None or not _open.is_of_this_pass or math.prod(shape) * like.element_size() < SMALLEST:
         return None
     return _open.empty(shape, like)
 
@@ -79,6 +97,10 @@ def leave() -> None:
     """Whatever was open, after something failed."""
     if _open is not None:
         _open.close()
+
+
+def _pass_at_hand() -> int:
+    return int(torch._C._current_graph_task_id())
 
 
 def _is_unused(block: torch.UntypedStorage) -> bool:

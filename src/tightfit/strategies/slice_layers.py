@@ -153,12 +153,11 @@ class _SlicedForward:
         cuts = [_Cut(piece, batch, width) for piece in pieces]
         run = partial(self._run, self._norm_left_by_the_one_before(hidden))
         self.most_tokens = max((piece.end - piece.start) * piece.length for piece in pieces)
-        self.rooms.open()
-        outputs = [
-            run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})
-            for states, cut in zip(split_states(hidden, pieces, self.rooms), cuts, strict=True)
-        ]
-        self.rooms.close()
+        with self.rooms.opened():
+            outputs = [
+                run([states, *cut(args)], {key: cut(value) for key, value in kwargs.items()})
+                for states, cut in zip(split_states(hidden, pieces, self.rooms), cuts, strict=True)
+            ]
         joined = _joined(outputs, pieces, width, self.rooms if hidden.requires_grad else None)
         self.handed.on(joined, self.norm)
         return joined
