@@ -196,6 +196,11 @@ class Strategy(ABC):
     @property
     def period(self) -> int | None:
         """After how many layers it does the same again; None if it treats some layer unlike the others."""
+        return self.together
+
+    @property
+    def together(self) -> int:
+        """How many layers it takes as one."""
         return 1
 
     @property

@@ -23,7 +23,8 @@ from tightfit.rehearsal.timeline import Timeline
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 EXTENTS = Extents(((3, 24), (2, 20)), ((3, 22),), trunk=((3, 24),))
-DEEP = {"ModernBert": 13}  # repeats itself every three layers
+DEEP = {"ModernBert": 13, "Bert": 12}  # the first repeats itself every three layers
+TWO_AS_ONE = "attention slice-layers:size=2,layers=2 adafactor step-in-backward"
 RECIPES = [
     "checkpoint",
     "checkpoint:every=2",
@@ -36,6 +37,8 @@ RECIPES = [
     "slice-layers:size=2",
     "slice-layers:size=2 adafactor step-in-backward",
     "attention slice-layers:size=2 adafactor step-in-backward",
+    "slice-layers:size=2,layers=2",
+    TWO_AS_ONE,
     "lora",
     "lora checkpoint adafactor",
     "lora slice-layers:size=2 step-in-backward",
@@ -89,7 +92,7 @@ def test_under_every_recipe(tmp_path: Path, recipe: str) -> None:
     assert len(players.depths) == 3
 
 
-@pytest.mark.parametrize("recipe", ["", "mixed-precision checkpoint adafactor", "freeze mixed-precision", "lora"])
+@pytest.mark.parametrize("recipe", ["", "mixed-precision checkpoint adafactor", "freeze mixed-precision", "lora", TWO_AS_ONE])
 def test_on_a_card(tmp_path: Path, recipe: str) -> None:
     players = company(tmp_path, "Bert", find_card("RTX 3060 12GB"))
     assert agree(players, recipe)

@@ -27,7 +27,7 @@ from tightfit.weights import load_config
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-_FEWEST = 2  # the first and the last layer may differ from those between
+_FEWEST = 2  # the first and the last layer, or layers taken as one, may differ from those between
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Company:
         if depth is None or None in periods:
             return []
         step = math.lcm(period_of(self._config), *(period for period in periods if period is not None))
-        shallow = _FEWEST + (depth - _FEWEST) % step
+        fewest = _FEWEST * max((strategy.together for strategy in recipe.strategies), default=1)
+        shallow = fewest + (depth - fewest) % step
         times = (depth - shallow) // step - 1
         return [(shallow, shallow + step, times)] if 2 * shallow + step < depth else []
 

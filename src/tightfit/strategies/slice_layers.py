@@ -55,7 +55,7 @@ class SliceLayers(Strategy):
     """Layers that a piece goes through before the next one comes."""
 
     @property
-    def period(self) -> int:
+    def together(self) -> int:
         return self.layers
 
     def apply(self, parts: Parts) -> Parts:
