@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -241,8 +240,8 @@ def test_what_is_not_installed_is_not_taken_and_the_plan_says_how_to_have_it(
 
 def test_beside_a_card_there_is_a_second_memory() -> None:
     def recipes(device: Device) -> list[Recipe]:
-        offered = (partial(candidates, longest=24), last_resorts)
-        return [recipe for offer in offered for recipe in offer(device, 16, ANY, attention=False)]
+        last = last_resorts(device, 16, ANY, attention=False)
+        return [*candidates(device, 16, ANY, attention=False, longest=24), *chain(*last)]
 
     def offloading(device: Device) -> set[str]:
         return {s.name for recipe in recipes(device) for s in recipe.strategies if s.cards_only}
@@ -253,16 +252,30 @@ def test_beside_a_card_there_is_a_second_memory() -> None:
     assert any("offload-optimizer" in recipe.words for recipe in exact)
 
 
+def test_the_slowest_ways_are_looked_at_only_where_the_others_do_not_fit(tmp_path: Path) -> None:
+    """One after the other: each takes longer to play, and to train."""
+    planner = planner_of(tmp_path)
+    first, second = last_resorts(CPU, planner.rehearsal.company.job.batch_size, ANY, attention=True)
+    options = [planner.option(recipe) for recipe in first]
+    assert planner.plan(budget(min(option.at_most for option in options if option)), ANY).fits
+    assert not any(recipe in planner.drafts for recipe in second)
+    smallest(planner)
+    assert all(recipe in planner.drafts for recipe in second)
+
+
 @pytest.mark.parametrize(
     ("avoided", "expected"),
     [
         ((), {"adafactor", "bucket"}),
         (("bucket",), {"adafactor"}),
-        (("adafactor", "adamw-8bit"), {"adamw-16bit", "bucket"}),
+        (("adafactor", "adamw-8bit"), {"adamw-16bit"}),
     ],
 )
 def test_a_processor_steps_in_backward_with_the_leanest_optimizer(avoided: tuple[str, ...], expected: set[str]) -> None:
-    """And with texts of like length, if that is wanted: a whole batch has no slices that would leave padding out."""
+    """And with texts of like length, if that is wanted: a whole batch has no slices that would leave padding out.
+
+    AdamW's have a long memory, which batches of like texts hurt.
+    """
     offered = [
         {s.name for s in r.strategies}
         for r in candidates(CPU, 16, Wishes.of(avoid=avoided), attention=False, longest=24)

@@ -92,7 +92,9 @@ def test_under_every_recipe(tmp_path: Path, recipe: str) -> None:
     assert len(players.depths) == 3
 
 
-@pytest.mark.parametrize("recipe", ["", "mixed-precision checkpoint adafactor", "freeze mixed-precision", "lora", TWO_AS_ONE])
+@pytest.mark.parametrize(
+    "recipe", ["", "mixed-precision checkpoint adafactor", "freeze mixed-precision", "lora", TWO_AS_ONE]
+)
 def test_on_a_card(tmp_path: Path, recipe: str) -> None:
     players = company(tmp_path, "Bert", find_card("RTX 3060 12GB"))
     assert agree(players, recipe)

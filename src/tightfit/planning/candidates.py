@@ -15,19 +15,16 @@ from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe, parse_strategy
 from tightfit.strategies import STRATEGIES
 
-_EXACT = ("", "offload-optimizer")
 _LEANEST = "adafactor"
 _OPTIMIZERS = ("adamw-16bit", "adamw-8bit", _LEANEST)  # the leaner, the later
-_IN_BACKWARD = "step-in-backward"
+_IN_BACKWARD, _ORDER = "step-in-backward", "bucket"
 _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
 
 
 def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool, longest: int) -> Iterator[Recipe]:
     """Recipes that leave the result equal or close to what it would be; no text has more tokens than the longest."""
     kernels = "attention" if attention else ""
-    for bits, optimizer, order in product(_bits(device), _optimizers(device), ("", "bucket")):
-        if order and optimizer in _EXACT and not bits:
-            continue  # would be the only strategy that changes the result
+    for bits, (optimizer, order) in product(_bits(device), _optimizers(device)):
         in_backward = _in_backward(device, batch) if _may_step_in_backward(optimizer, order, wishes) else ()
         for words in (*_after_backward(_slices(batch, longest, wishes)), *in_backward):
             recipe = _recipe((kernels, bits, optimizer, order, *words), wishes)
@@ -35,26 +32,27 @@ def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool, l
                 yield recipe
 
 
-def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
-    """Still smaller, and slower."""
+def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[list[Recipe]]:
+    """Still smaller, and slower; the later, the more so, and the longer it takes to look at them."""
     kernels = "attention" if attention else ""
     bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
-    order = "" if "bucket" in wishes.avoided else "bucket"  # sooner done, and the optimizer changes the result anyway
-    for form, words in product(bits, _layer_by_layer(device, batch)):
-        recipe = _recipe((kernels, form, _LEANEST, order, *words, _IN_BACKWARD), wishes)
-        if recipe is not None:
-            yield recipe
+    order = "" if _ORDER in wishes.avoided else _ORDER  # sooner done, and the optimizer changes the result anyway
+    for resort in _layer_by_layer(device, batch):
+        recipes = [
+            _recipe((kernels, form, _LEANEST, order, *words, _IN_BACKWARD), wishes)
+            for form, words in product(bits, resort)
+        ]
+        yield [recipe for recipe in recipes if recipe is not None]
 
 
-def _layer_by_layer(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
-    """Pieces of a few rows; two layers at once, which halves the states between them; and all of it elsewhere."""
-    least = f"slice-layers:size={max(1, batch // _SMALLEST_SHARE)}"
+def _layer_by_layer(device: Device, batch: int) -> Iterator[list[tuple[str, ...]]]:
+    """Pieces of some rows, or few; two layers at once, which halves the states between them; all of it elsewhere."""
+    share, least = (f"slice-layers:size={max(1, batch // part)}" for part in (_SHARE_OF_A_LAYER, _SMALLEST_SHARE))
     if device.kind == "cpu":
-        share = f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}"
-        yield from ((share,), (f"{share},layers=2",))
-    yield from ((least,), (f"{least},layers=2",))
+        yield [(share,), (f"{share},layers=2",)]
+    yield [(least,), (f"{least},layers=2",)]
     if device.kind == "cuda":
-        yield least, "offload-activations", "offload-optimizer"
+        yield [(least, "offload-activations", "offload-optimizer")]
 
 
 def different(layers: int | None, batch: int, wishes: Wishes, *, attention: bool) -> Iterator[Recipe]:
@@ -83,9 +81,10 @@ def _slices(batch: int, longest: int, wishes: Wishes) -> list[str]:
 
 
 def _may_step_in_backward(optimizer: str, order: str, wishes: Wishes) -> bool:
-    """Only where that is smallest and fastest: texts of like length, and the leanest optimizer."""
+    """Only where that is smallest and fastest: the leanest optimizer, and texts of like length if it may have them."""
     there = [name for name in _OPTIMIZERS if name not in wishes.avoided and STRATEGIES[name].is_there()]
-    return optimizer in there[-1:] and bool(order) == ("bucket" not in wishes.avoided)
+    may_sort = optimizer == _LEANEST and _ORDER not in wishes.avoided
+    return optimizer in there[-1:] and bool(order) == may_sort
 
 
 def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
@@ -96,9 +95,13 @@ def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
     yield f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}", _IN_BACKWARD
 
 
-def _optimizers(device: Device) -> tuple[str, ...]:
-    """Beside a card there is a second memory to remember in."""
-    return (*_EXACT, *_OPTIMIZERS) if device.kind == "cuda" else ("", *_OPTIMIZERS)
+def _optimizers(device: Device) -> list[tuple[str, str]]:
+    """Each with an order of texts. Beside a card there is a second memory to remember in.
+
+    Batches of like texts hurt an optimizer with a long memory (docs/log.md, F1 of it), so AdamW's never meet them.
+    """
+    exact = ("", "offload-optimizer") if device.kind == "cuda" else ("",)
+    return [*((name, "") for name in (*exact, *_OPTIMIZERS)), (_LEANEST, _ORDER)]
 
 
 def _bits(device: Device) -> tuple[str, ...]:

@@ -78,9 +78,10 @@ class Planner:
         looked = self.drafts.look_at(offered(attention=attention))
         harshest = max(_ORDER.index(wishes.allow), min(map(_rank, looked), default=0))  # what is pinned may be harsher
         drafts = [draft for draft in looked if _rank(draft) <= harshest]
-        if not self._any_fits(drafts, budget):
-            last = self.drafts.look_at(last_resorts(device, batch, wishes, attention=attention))
-            drafts += [draft for draft in last if _rank(draft) <= harshest]
+        for resort in last_resorts(device, batch, wishes, attention=attention):
+            if self._any_fits(drafts, budget):
+                break
+            drafts += [draft for draft in self.drafts.look_at(resort) if _rank(draft) <= harshest]
         if wishes.allow is Result.DIFFERENT and not self._any_fits(drafts, budget):
             drafts += self.drafts.look_at(self._different(wishes))
         return self._checked(drafts)
