@@ -29,7 +29,7 @@ MODEL = "chinese-macbert-large"
 BATCH, LENGTH = 32, 128
 RECIPES = [
     "attention slice-layers:size=8,layers=2 bucket adafactor step-in-backward",
-    "attention slice-layers:size=8,layers=2 bucket adamw-16bit step-in-backward",
+    "attention slice-layers:size=8,layers=2 adamw-16bit step-in-backward",
 ]
 BASELINE = "transformers.Trainer"
 WARM_UP = 1

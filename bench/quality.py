@@ -28,7 +28,7 @@ RUNGS = {
         "plain",
         "slice:size=1",
         "attention slice-layers:size=8,layers=2 bucket adafactor step-in-backward",
-        "attention slice-layers:size=8,layers=2 bucket adamw-16bit step-in-backward",
+        "attention slice-layers:size=8,layers=2 adamw-16bit step-in-backward",
     )
 }
 

@@ -33,6 +33,7 @@ from tightfit.oom import free_memory
 from tightfit.preflight import Worst, fly
 from tightfit.recovery import HalfDone, Recovery, Say
 from tightfit.step import label_counts, run_slices, weighed_slices
+from tightfit.strategies.step_in_backward import forget_norms
 from tightfit.strategy import Parts
 
 if TYPE_CHECKING:
@@ -282,6 +283,7 @@ class Trainer(transformers.Trainer):
         self.model.zero_grad()
         if self.optimizer is not None:
             self._own_optimizer().state.clear()
+            forget_norms(self._own_optimizer())
         if self.accelerator.scaler is not None:  # else it would take the next gradients for unscaled ones
             self.accelerator.scaler._per_optimizer_states.clear()
         free_memory()

@@ -3,7 +3,9 @@
 A batch is padded to its longest text, and padding is computed like text. When rows meet by chance almost every batch
 has a long one. Here some batches' worth of rows is drawn by chance, sorted by length and cut into batches, and
 the batches are shuffled again: little is padded, and the step takes less time. The largest batch is not smaller than
-before, so the peak stays. Other rows meet than in the plain training: the result is close to it, not the same.
+before, so the peak stays. Other rows meet than in the plain training: the result is close to it, not the same. Texts of
+like length are alike otherwise too (long reviews complain), so batches differ more from each other; optimizers with a
+long memory mind that in a short training, and plans take it beside Adafactor only.
 """
 
 from __future__ import annotations

@@ -4,15 +4,17 @@ A backward pass leaves a full set of gradients behind, as large as the weights, 
 one after the other. Stepped at once they never exist together. The optimizer is the recipe's own: while a parameter
 is stepped it is the only one with a gradient, so the optimizer sees just that one.
 
-Two things need all gradients together and are given up: several backward passes for one step (use slice-layers
-in place of slice), and clipping by the norm of all gradients. Each gradient is clipped by its own norm instead;
-with --max-grad-norm 0 nothing is clipped and the result is equal to rounding.
+Two things need all gradients together: several backward passes for one step are given up (use slice-layers in place of
+slice), and clipping goes by the norm of all gradients as far as it is known. Of those that the pass has brought, that is
+what they are; of those still to come, what they were in the step before. So the first to come are clipped by an
+estimate, and the last exactly. With --max-grad-norm 0 nothing is clipped and the result is equal to rounding.
 """
 
 from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -23,6 +25,8 @@ from tightfit.strategy import Kind, Parts, Precision, Result, Strategy
 if TYPE_CHECKING:
     import torch
 
+_SQUARES = "squares_of_norms"
+
 
 @dataclass(frozen=True)
 class StepInBackward(Strategy):
@@ -31,7 +35,9 @@ class StepInBackward(Strategy):
     name: ClassVar[str] = "step-in-backward"
     frees: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENTS,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "updates each parameter inside the backward pass; gradients are clipped one by one"
+    summary: ClassVar[str] = (
+        "updates each parameter inside the backward pass; gradients are clipped by the norm as far as it is known"
+    )
     steps_in_pass: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
@@ -51,19 +57,45 @@ class StepInBackward(Strategy):
 
 def step_in_backward(parts: Parts, optimizer: torch.optim.Optimizer) -> None:
     """From now on every gradient is used up when it arrives, as long as the optimizer is there."""
-    import torch
-
     limit, known = parts.max_grad_norm, weakref.ref(optimizer)  # what a hook holds would live as long as the parameter
 
-    def step(parameter: torch.Tensor) -> None:
+    def step(number: int, parameter: torch.Tensor) -> None:
         optimizer = known()
         if optimizer is None:
             return
+        assert parameter.grad is not None  # it has just arrived
         if limit:
-            torch.nn.utils.clip_grad_norm_([parameter], limit)
+            _clip(parameter.grad, number, _squares(optimizer, parameter.grad.device), limit)
         optimizer.step()
         parameter.grad = None
 
+    for number, parameter in enumerate(_parameters(optimizer)):
+        parameter.register_post_accumulate_grad_hook(partial(step, number))
+
+
+def forget_norms(optimizer: torch.optim.Optimizer) -> None:
+    """Those of steps that are taken back."""
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.register_post_accumulate_grad_hook(step)
+        if _SQUARES in group:
+            group[_SQUARES].zero_()
+
+
+def _clip(gradient: torch.Tensor, number: int, squares: torch.Tensor, limit: float) -> None:
+    """By the norm of all, as torch does it; without asking for numbers, for which a card would have to wait."""
+    squares[number] = gradient.norm().float().square()
+    gradient.mul_((limit / (squares.sum().sqrt() + 1e-6)).clamp(max=1.0))
+
+
+def _squares(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.Tensor:
+    """Of every gradient's norm, as last seen. Kept among the settings of a group they are saved and loaded with it."""
+    import torch
+
+    group = optimizer.param_groups[0]
+    if _SQUARES not in group:
+        group[_SQUARES] = torch.zeros(len(_parameters(optimizer)), device=device)
+    group[_SQUARES] = group[_SQUARES].to(device)  # where it was loaded it may be elsewhere
+    return group[_SQUARES]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

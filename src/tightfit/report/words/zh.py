@@ -39,7 +39,7 @@ STRATEGIES = {
     "slice-layers": "给每一层加检查点，每次只处理几行，整个批次只走一遍",
     "attention": "CPU 上按缓存大小分块计算注意力，显卡上用融合实现；CPU 上 dropout 抽样更快",
     "checkpoint": "反向时重新计算每一层的内部结果（梯度检查点）",
-    "step-in-backward": "在反向过程中立即更新每个参数；梯度逐个裁剪",
+    "step-in-backward": "在反向过程中立即更新每个参数；按当时已知的总范数裁剪梯度",
     "adamw-16bit": "用 16 位记忆的 AdamW，二阶矩随机舍入",
     "adafactor": "优化器按行和列记忆，而不是按每个参数",
     "mixed-precision": "用 16 位计算（bf16，或带梯度缩放的 fp16），权重仍为 32 位",
