@@ -5,8 +5,8 @@ one after the other. Stepped at once they never exist together. The optimizer is
 is stepped it is the only one with a gradient, so the optimizer sees just that one.
 
 Two things need all gradients together: several backward passes for one step are given up (use slice-layers in place of
-slice), and clipping goes by the norm of all gradients as far as it is known. Of those that the pass has brought, that is
-what they are; of those still to come, what they were in the step before. So the first to come are clipped by an
+slice), and clipping goes by the norm of all gradients as far as it is known. Of those that the pass has brought that
+is what they are; of those still to come, what they were in the step before. So the first to come are clipped by an
 estimate, and the last exactly. With --max-grad-norm 0 nothing is clipped and the result is equal to rounding.
 """
 
