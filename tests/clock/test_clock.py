@@ -13,7 +13,7 @@ import torch
 from plans import RATES, planner_of
 
 from tightfit.cards import CARDS
-from tightfit.clock import Clock, clock_for, measured, pieces
+from tightfit.clock import Clock, clock_for, measured, pieces, quiet
 from tightfit.clock.layers import Layer, foretold, set_right
 from tightfit.clock.pieces import fastest
 from tightfit.clock.rates import Rates
@@ -142,6 +142,33 @@ def test_rates_of_a_busy_machine_are_those_of_one_core_and_not_kept(
     assert threads == [2] * (len(looks) - 1) + [1, 1]
     assert torch.get_num_threads() == 2
     assert rates.note is not None
+
+
+def test_rates_of_time_that_went_to_others_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A virtual machine's host may lend its cores to others for minutes; all later plans would be spoilt."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    counters = tmp_path / "stat"
+    monkeypatch.setattr(quiet, "_COUNTERS", counters)
+    counters.write_text("cpu  100 0 100 100 0 0 0 10 9 9\ncpu0 1\n")
+    later = "cpu  160 0 110 100 0 0 0 40 99 99\n"
+    monkeypatch.setattr(measured, "measure", lambda: counters.write_text(later) and RATES)
+    monkeypatch.setattr(measured, "is_quiet", lambda: True)
+    measured.rates_of_this_machine.cache_clear()
+    rates = measured.rates_of_this_machine()
+    measured.rates_of_this_machine.cache_clear()
+    assert "30%" in str(rates.note)
+    assert rates.curves == RATES.curves
+    assert not list(tmp_path.rglob("rates.json"))
+
+
+@pytest.mark.parametrize("counters", [None, "", "cpu"])
+def test_where_the_system_does_not_say_nothing_is_stolen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counters: str | None
+) -> None:
+    monkeypatch.setattr(quiet, "_COUNTERS", tmp_path / "stat")
+    if counters is not None:
+        (tmp_path / "stat").write_text(counters)
+    assert quiet.Stolen().share == 0.0
 
 
 @pytest.mark.usefixtures("two_threads")

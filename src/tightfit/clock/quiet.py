@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ _FASTER = 0.95  # of one core's time, that all of them take if they are free
 _LOOKS = 3  # at the cores, each of some milliseconds: a moment's work of others says nothing
 _TOO_LONG = 0.03
 _LONG_ENOUGH = 0.004  # seconds for one figure
+_COUNTERS = Path("/proc/stat")
+_STOLEN, _COUNTED = 7, 8  # in its first line; what follows is counted twice
 
 
 def is_quiet() -> bool:
@@ -26,6 +29,26 @@ def _all_beat_one() -> bool:
     together = _usual(lambda: torch.nn.functional.gelu(x))
     with one_core():
         return together < _FASTER * _usual(lambda: torch.nn.functional.gelu(x))
+
+
+class Stolen:
+    """What share of the cores' time a virtual machine's host gave to others since; 0 where the system does not say."""
+
+    def __init__(self) -> None:
+        self._before = _counters()
+
+    @property
+    def share(self) -> float:
+        passed = [now - before for now, before in zip(_counters(), self._before, strict=True)]
+        return passed[_STOLEN] / sum(passed) if sum(passed) else 0.0
+
+
+def _counters() -> list[int]:
+    try:
+        words = _COUNTERS.read_text("utf-8").splitlines()[0].split()
+        return [int(word) for word in words[1 : 1 + _COUNTED]]
+    except (OSError, IndexError, ValueError):
+        return [0] * _COUNTED
 
 
 @contextlib.contextmanager
