@@ -45,8 +45,9 @@ class Rooms:
         return like.new_empty(0).set_(block, 0, tuple(shape))
 
     def _unused(self, size: int) -> torch.UntypedStorage | None:
+        most = _FAR_TOO_LARGE * self._growth * size  # a small piece uses what was made for the largest
         for block in self._blocks:
-            if size <= block.nbytes() <= _FAR_TOO_LARGE * size and _is_unused(block):
+            if size <= block.nbytes() <= most and _is_unused(block):
                 return block
         return None
 
