@@ -42,6 +42,17 @@ def test_what_nobody_uses_is_used_again(opened: Rooms) -> None:
     assert place(empty(SHAPE, LIKE)) == freed
 
 
+def test_a_small_piece_uses_what_was_made_for_the_largest(opened: Rooms) -> None:
+    """Else it would make a new block of the largest piece's size for every tensor."""
+    tokens = SHAPE[0] * SHAPE[1]
+    opened.meet(torch.empty(SHAPE), most_tokens=5 * tokens)
+    made = empty(SHAPE, LIKE)
+    freed, size = place(made), made.untyped_storage().nbytes()
+    del made
+    assert size == 5 * tokens * SHAPE[2] * LIKE.element_size()
+    assert place(empty(SHAPE, LIKE)) == freed
+
+
 def test_what_a_view_or_a_graph_holds_is_in_use(opened: Rooms) -> None:
     viewed = empty(SHAPE, LIKE)
     held = place(viewed)
