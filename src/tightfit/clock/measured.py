@@ -41,7 +41,8 @@ def rates_of_this_machine() -> Rates:
             return Rates(**kept["rates"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or not ours: measure
-    stolen, rates = Stolen(), measure() if is_quiet() else None
+    stolen = Stolen()
+    rates = measure() if is_quiet() else None
     if rates is None:
         return replace(measure_on_one_core(), note=_BUSY)
     if stolen.share > _OUR_OWN:

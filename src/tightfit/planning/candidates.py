@@ -6,7 +6,7 @@ whether it steps in the backward pass, in how many bits. What clashes is left ou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 from tightfit.device import Device
@@ -15,19 +15,21 @@ from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe, parse_strategy
 from tightfit.strategies import STRATEGIES
 
-_LEANEST = "adafactor"
-_OPTIMIZERS = ("adamw-16bit", "adamw-8bit", _LEANEST)  # the leaner, the later
-_IN_BACKWARD, _ORDER = "step-in-backward", "bucket"
+_LEANEST, _IN_BACKWARD, _ORDER = "adafactor", "step-in-backward", "bucket"
+# An optimizer and an order of texts, the leaner and faster the later. Batches of like texts hurt an optimizer with a
+# long memory (docs/log.md, F1 of it), so AdamW's never meet them.
+_LEAN = (("adamw-16bit", ""), ("adamw-8bit", ""), (_LEANEST, ""), (_LEANEST, _ORDER))
 _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
 
 
 def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool, longest: int) -> Iterator[Recipe]:
     """Recipes that leave the result equal or close to what it would be; no text has more tokens than the longest."""
     kernels = "attention" if attention else ""
-    for bits, (optimizer, order) in product(_bits(device), _optimizers(device)):
-        in_backward = _in_backward(device, batch) if _may_step_in_backward(optimizer, order, wishes) else ()
+    leanest = [pair for pair in _LEAN if _can_be_had(pair, wishes)][-1:]
+    for bits, pair in product(_bits(device), (*_exact(device), *_LEAN)):
+        in_backward = _in_backward(device, batch) if pair in leanest else ()
         for words in (*_after_backward(_slices(batch, longest, wishes)), *in_backward):
-            recipe = _recipe((kernels, bits, optimizer, order, *words), wishes)
+            recipe = _recipe((kernels, bits, *pair, *words), wishes)
             if recipe is not None:
                 yield recipe
 
@@ -80,28 +82,24 @@ def _slices(batch: int, longest: int, wishes: Wishes) -> list[str]:
     return [f"slice-tokens:tokens={size * longest}" for size in _halves(batch)]
 
 
-def _may_step_in_backward(optimizer: str, order: str, wishes: Wishes) -> bool:
-    """Only where that is smallest and fastest: the leanest optimizer, and texts of like length if it may have them."""
-    there = [name for name in _OPTIMIZERS if name not in wishes.avoided and STRATEGIES[name].is_there()]
-    may_sort = optimizer == _LEANEST and _ORDER not in wishes.avoided
-    return optimizer in there[-1:] and bool(order) == may_sort
-
-
 def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
-    """One pass over the whole batch: as it is on a card, with a second run of the layers, or layer by layer."""
+    """One pass over the whole batch: as it is on a card, with a second run of the layers, or layer by layer.
+
+    Only with what is leanest and fastest: a whole batch has no slices that would leave its padding out.
+    """
     if device.kind != "cpu":
         yield (_IN_BACKWARD,)
     yield "checkpoint", _IN_BACKWARD
     yield f"slice-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}", _IN_BACKWARD
 
 
-def _optimizers(device: Device) -> list[tuple[str, str]]:
-    """Each with an order of texts. Beside a card there is a second memory to remember in.
+def _exact(device: Device) -> tuple[tuple[str, str], ...]:
+    """AdamW itself. Beside a card there is a second memory for it to remember in."""
+    return (("", ""), ("offload-optimizer", "")) if device.kind == "cuda" else (("", ""),)
 
-    Batches of like texts hurt an optimizer with a long memory (docs/log.md, F1 of it), so AdamW's never meet them.
-    """
-    exact = ("", "offload-optimizer") if device.kind == "cuda" else ("",)
-    return [*((name, "") for name in (*exact, *_OPTIMIZERS)), (_LEANEST, _ORDER)]
+
+def _can_be_had(names: Iterable[str], wishes: Wishes) -> bool:
+    return all(name not in wishes.avoided and STRATEGIES[name].is_there() for name in names if name)
 
 
 def _bits(device: Device) -> tuple[str, ...]:
@@ -121,7 +119,7 @@ def _halves(batch: int) -> list[int]:
 def _recipe(words: tuple[str, ...], wishes: Wishes) -> Recipe | None:
     """With the pinned strategies in it; None where it clashes with them or is not wanted."""
     chosen = [parse_strategy(word) for word in words if word]
-    if any(strategy.name in wishes.avoided or not strategy.is_there() for strategy in chosen):
+    if not _can_be_had([strategy.name for strategy in chosen], wishes):
         return None
     kept = [strategy.word for strategy in chosen if wishes.welcomes(strategy)]
     try:
