@@ -23,7 +23,7 @@ from typing import Any
 from own_batches import foretold_of
 from quality import ROOT, SHARED, split, write
 from tightfit import Job
-from tightfit.clock.quiet import Stolen
+from tightfit.clock.quiet import Watch
 
 RECORD = ROOT / "records" / "ladder.json"
 MODEL = "chinese-macbert-large"
@@ -49,7 +49,7 @@ def main() -> None:
         steps = given.steps + WARM_UP
         contestants = [Contestant(BASELINE, baseline(model, files, steps))]
         contestants += [Contestant(recipe, ours(model, files, steps, recipe, folder)) for recipe in given.recipes]
-        stolen = Stolen()
+        watch = Watch()
         for step in range(steps):
             for contestant in contestants:
                 contestant.take_turn()
@@ -57,8 +57,8 @@ def main() -> None:
         data = {"data": files[1], "validation": files[3], "batch_size": BATCH, "max_length": LENGTH}
         job = Job(model=str(model), random_weights=True, **data)
         weighed = foretold_of(job, [recipe.split() for recipe in given.recipes], WARM_UP, given.steps)
-        stolen_share = {"stolen": round(stolen.share, 3)}  # of the machine's time, by its host for others
-        record = summary(contestants, list(weighed), given.layers) | stolen_share
+        stolen = {"stolen": round(watch.stolen, 3)}  # of the machine's time, by its host for others
+        record = summary(contestants, list(weighed), given.layers) | stolen
     given.record.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(json.dumps(record, indent=1))
 

@@ -6,9 +6,9 @@ rates are measured before the steps, as on first use, and once more after them. 
 `bucket` deals out other batches than the others have: each step measured is held against what was foretold for its own
 batch (the update, and a pass by its tokens, padding included), and the median of these ratios makes the measured time
 of an epoch's usual step. Whoever waits for its turn meets cold caches and libraries that the kernel has dropped:
-whether times are true is told by the chosen recipe once more, planned and trained with nobody beside it. Shapes from
-../shared/models with random weights, real reviews. Writes records/regret.json; a later call goes on where an earlier
-one stopped.
+whether times are true is told by the chosen recipe once more, planned and trained with nobody beside it, its rates
+measured before, amid and after its steps. Shapes from ../shared/models with random weights, real reviews. Writes
+records/regret.json; a later call goes on where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from own_batches import foretold_of
 from promise import reviews
 from quality import ROOT, SHARED
 from tightfit import Job
-from tightfit.clock.quiet import Stolen
+from tightfit.clock.quiet import Watch
 from tightfit.ladders.elsewhere import ask
 
 RECORD = ROOT / "records" / "regret.json"
 STEPS = {"rbt3": 10, "bert-base-chinese": 6, "chinese-macbert-large": 4}
+LOOKS = 3
 CASES = [  # model, budget, alternatives beside the chosen recipe
     ("rbt3", "1GB", 5),
     ("rbt3", "2GB", 5),
@@ -59,9 +60,9 @@ def main() -> None:
                 known = cases.setdefault(f"{model} {budget}", {})
                 if part in known or (given.minutes is not None and time.monotonic() - start > 60 * given.minutes):
                     continue
-                stolen = Stolen()
+                watch = Watch()
                 known[part] = measure(model, budget, others, data, Path(name))
-                known[part]["stolen"] = round(stolen.share, 3)  # of the machine's time, by its host for others
+                known[part]["stolen"] = round(watch.stolen, 3)  # of the machine's time, by its host for others
                 RECORD.write_text(json.dumps({"cases": cases}, indent=1) + "\n", "utf-8")
                 print(model, budget, part, json.dumps(known[part]), flush=True)
 
@@ -83,13 +84,12 @@ def together(model: str, budget: str, others: int, data: Path, folder: Path) -> 
     for _ in range(steps + WARM_UP):
         for contestant in running:
             contestant.take_turn()
-    os.environ["XDG_CACHE_HOME"] = str(folder / f"{model} {budget} after")
-    after = ask({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
+    after = foretold_now(job, recipes, folder)
     runs = [
         {
             "result": option["result"],
-            "foretold_seconds": statistics.mean([option["seconds_per_step"], later["foretold"]["seconds_per_step"]]),
-            "foretold_before_and_after": [option["seconds_per_step"], later["foretold"]["seconds_per_step"]],
+            "foretold_seconds": statistics.mean([option["seconds_per_step"], later]),
+            "foretold_before_and_after": [option["seconds_per_step"], later],
             **measured(contestant, *weights),
         }
         for option, later, contestant, weights in zip(
@@ -105,10 +105,28 @@ def alone(model: str, budget: str, _: int, data: Path, folder: Path) -> dict[str
     plan = planned(about, budget, folder / f"{model} {budget} alone")
     recipe, steps = plan["recipe"], STEPS[model]
     contestant = Contestant(" ".join(recipe), training(about, recipe, steps, folder / f"{model}-{budget}-alone"))
-    for _ in range(steps + WARM_UP):
+    foretold = [plan["seconds_per_step"]]
+    for step in range(steps + WARM_UP):
         contestant.take_turn()
+        if step in (steps // 2, steps + WARM_UP - 1):
+            foretold += foretold_now(job, [recipe], folder)
     [weights] = foretold_of(job, [recipe], WARM_UP, steps)
-    return {"foretold_seconds": plan["seconds_per_step"], **measured(contestant, *weights)}
+    return {
+        "foretold_seconds": statistics.mean(foretold),
+        "foretold_before_amid_after": foretold,
+        **measured(contestant, *weights),
+    }
+
+
+def foretold_now(job: Job, recipes: list[list[str]], folder: Path) -> list[float]:
+    """With rates measured in this very minute, while every training waits; again if others came between."""
+    for _ in range(LOOKS):
+        cache = Path(tempfile.mkdtemp(dir=folder))
+        os.environ["XDG_CACHE_HOME"] = str(cache)
+        found = ask({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
+        if any(cache.iterdir()):  # rates of a machine in others' hands are not kept
+            break
+    return [one["foretold"]["seconds_per_step"] for one in found]
 
 
 def job_of(model: str, data: Path) -> tuple[Job, list[str]]:

@@ -144,31 +144,50 @@ def test_rates_of_a_busy_machine_are_those_of_one_core_and_not_kept(
     assert rates.note is not None
 
 
-def test_rates_of_time_that_went_to_others_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("worked", "stolen"), [(20, 25), (40, 0)], ids=["by the host", "by other processes"])
+def test_rates_of_time_that_went_to_others_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worked: int, stolen: int
+) -> None:
     """A virtual machine's host may lend its cores to others for minutes; all later plans would be spoilt."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    counters = tmp_path / "stat"
-    monkeypatch.setattr(quiet, "_COUNTERS", counters)
-    counters.write_text("cpu  100 0 100 100 0 0 0 10 9 9\ncpu0 1\n")
-    later = "cpu  160 0 110 100 0 0 0 40 99 99\n"
-    monkeypatch.setattr(measured, "measure", lambda: counters.write_text(later) and RATES)
+    now(monkeypatch, tmp_path, "cpu  100 0 100 100 0 0 0 10 9 9\ncpu0 1\n", 7.0)
+    later = f"cpu  {100 + worked} 0 110 {190 - worked} 0 0 0 {10 + stolen} 99 99\n"
+    monkeypatch.setattr(measured, "measure", lambda: now(monkeypatch, tmp_path, later, 7.3) or RATES)
     monkeypatch.setattr(measured, "is_quiet", lambda: True)
     measured.rates_of_this_machine.cache_clear()
     rates = measured.rates_of_this_machine()
     measured.rates_of_this_machine.cache_clear()
-    assert "30%" in str(rates.note)
+    assert "20%" in str(rates.note)
     assert rates.curves == RATES.curves
     assert not list(tmp_path.rglob("rates.json"))
 
 
+def now(monkeypatch: pytest.MonkeyPatch, folder: Path, counters: str, ours: float) -> None:
+    """The system counts so for all processes, and so many seconds for this one."""
+    (folder / "stat").write_text(counters)
+    monkeypatch.setattr(quiet, "_COUNTERS", folder / "stat")
+    monkeypatch.setattr(quiet.time, "process_time", lambda: ours)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(("idle", "free"), [(100, False), (107, True)])
+def test_two_threads_among_many_processes_are_not_free_though_faster_than_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: int, free: bool
+) -> None:
+    now(monkeypatch, tmp_path, "cpu  100 0 100 100 0 0 0 0\n", 7.0)
+    after = f"cpu  {212 - idle} 0 100 {idle} 0 0 0 0\n"
+    monkeypatch.setattr(quiet, "_all_beat_one", lambda: now(monkeypatch, tmp_path, after, 7.04) or True)
+    assert quiet.is_quiet() is free
+
+
 @pytest.mark.parametrize("counters", [None, "", "cpu"])
-def test_where_the_system_does_not_say_nothing_is_stolen(
+def test_where_the_system_does_not_say_nobody_else_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counters: str | None
 ) -> None:
     monkeypatch.setattr(quiet, "_COUNTERS", tmp_path / "stat")
     if counters is not None:
         (tmp_path / "stat").write_text(counters)
-    assert quiet.Stolen().share == 0.0
+    assert quiet.Watch().stolen == quiet.Watch().others == 0.0
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -17,7 +17,7 @@ import torch
 
 from tightfit.clock.layers import SHAPES, Layer, set_right
 from tightfit.clock.pieces import fastest, measure_pieces, narrow_products, optimizers
-from tightfit.clock.quiet import Stolen, is_quiet, one_core
+from tightfit.clock.quiet import Watch, is_quiet, one_core
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.work import NARROW
 
@@ -26,7 +26,7 @@ _BUSY = "the machine is busy, so times are foretold for one of its cores; plan a
 _LENT = (
     "others used {:.0%} of this machine's time while it was measured, so times are foretold too long; plan again later"
 )
-_OUR_OWN = 0.05  # what may be stolen of it
+_NOT_MUCH = 0.05
 _ROUNDS = 3  # at most, of two seconds each
 _ENOUGH = 2  # rounds that nobody disturbed
 
@@ -41,12 +41,12 @@ def rates_of_this_machine() -> Rates:
             return Rates(**kept["rates"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # none yet, or not ours: measure
-    stolen = Stolen()
+    watch = Watch()
     rates = measure() if is_quiet() else None
     if rates is None:
         return replace(measure_on_one_core(), note=_BUSY)
-    if stolen.share > _OUR_OWN:
-        return replace(rates, note=_LENT.format(stolen.share))
+    if (lent := watch.others) > _NOT_MUCH:
+        return replace(rates, note=_LENT.format(lent))
     _keep(file, {"machine": machine, "rates": asdict(rates)})
     return rates
 

@@ -15,13 +15,18 @@ _FASTER = 0.95  # of one core's time, that all of them take if they are free
 _LOOKS = 3  # at the cores, each of some milliseconds: a moment's work of others says nothing
 _TOO_LONG = 0.03
 _LONG_ENOUGH = 0.004  # seconds for one figure
-_COUNTERS = Path("/proc/stat")
-_STOLEN, _COUNTED = 7, 8  # in its first line; what follows is counted twice
+_TOO_MANY = 0.3  # of the cores' time in others' hands during these looks, each a few of the system's ticks
+_COUNTERS, _TICKS = Path("/proc/stat"), 100  # of every second, whatever the kernel's own
+_IDLE, _WAITING, _STOLEN, _COUNTED = 3, 4, 7, 8  # in its first line; what follows is counted twice
 
 
 def is_quiet() -> bool:
     """Whether all cores are free. With another process on one of them threads wait for each other at every call."""
-    return torch.get_num_threads() == 1 or any(_all_beat_one() for _ in range(_LOOKS))
+    if torch.get_num_threads() == 1:
+        return True
+    watch = Watch()
+    faster = [_all_beat_one() for _ in range(_LOOKS)]
+    return any(faster) and watch.others < _TOO_MANY  # of many processes two threads get a larger share than one
 
 
 def _all_beat_one() -> bool:
@@ -31,16 +36,26 @@ def _all_beat_one() -> bool:
         return together < _FASTER * _usual(lambda: torch.nn.functional.gelu(x))
 
 
-class Stolen:
-    """What share of the cores' time a virtual machine's host gave to others since; 0 where the system does not say."""
+class Watch:
+    """Whom the cores have worked for since it began; for nobody else where the system does not say."""
 
     def __init__(self) -> None:
-        self._before = _counters()
+        self._before, self._ours = _counters(), time.process_time()
 
     @property
-    def share(self) -> float:
+    def stolen(self) -> float:
+        """The share of the cores' time that a virtual machine's host gave to others."""
+        return self._share(lambda passed, _: passed[_STOLEN])
+
+    @property
+    def others(self) -> float:
+        """That share, and what processes other than this one had."""
+        return self._share(lambda passed, ours: sum(passed) - passed[_IDLE] - passed[_WAITING] - ours)
+
+    def _share(self, part: Callable[[list[int], float], float]) -> float:
         passed = [now - before for now, before in zip(_counters(), self._before, strict=True)]
-        return passed[_STOLEN] / sum(passed) if sum(passed) else 0.0
+        ours = (time.process_time() - self._ours) * _TICKS
+        return max(0.0, part(passed, ours) / sum(passed)) if sum(passed) else 0.0
 
 
 def _counters() -> list[int]:
