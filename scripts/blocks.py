@@ -108,12 +108,18 @@ def regret(language: str) -> str:
     for name, case in record("regret")["cases"].items():
         beside, alone = case["together"], case.get("alone")
         plan = f"`{' '.join(beside['runs'][0]['recipe'])}`"
-        error = f"{alone['foretold_seconds'] / alone['seconds_per_step'] - 1:+.0%}" if alone else "–"
+        error = off(alone) if alone else "–"
         if alone and alone["recipe"] != beside["runs"][0]["recipe"]:  # times so close that another day has another plan
             error += f" (`{' '.join(alone['recipe'])}`)"
         pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
         rows.append((*name.split(), plan, f"{beside['regret']:.0%}", pairs, error))
     return table(HEADINGS["regret"][language], rows)
+
+
+def off(alone: dict[str, Any]) -> str:
+    """How far its time was foretold from what it took, and how far by each measuring of the machine."""
+    of_each = [seconds / alone["seconds_per_step"] - 1 for seconds in alone["foretold_before_amid_after"]]
+    return f"{statistics.mean(of_each):+.0%} ({', '.join(f'{one:+.0%}' for one in of_each)})"
 
 
 def ladder(language: str) -> str:

@@ -18,6 +18,7 @@ from torture.inputs import call
 from tightfit import Run, load_run, trainer
 from tightfit.errors import BadInput, PreflightFailed, Stopped
 from tightfit.job import read_job_file
+from tightfit.planning.file import VERSION
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_a_plan_that_was_given_up_is_not_returned_to(ground: Ground, planned: st
     out = ground.folder / _copy(ground, planned, "from plan")
     values, _ = read_job_file(out / "job.yaml")
     note = {
-        "version": 1,
+        "version": VERSION,
         "budget": "64GB",
         "device": "cpu",
         "peak_bytes": 1,

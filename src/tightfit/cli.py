@@ -30,11 +30,13 @@ app = typer.Typer(
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. [default: cuda if there, else cpu]")]
 CardOrDevice = Annotated[
-    str | None, typer.Option(help="cpu, cuda, or a card by name, here or not: 'RTX 3050 4GB', T4. [default: cpu]")
+    str | None, typer.Option(help="cpu, cuda, or a card by name, here or not: 'RTX 3050 4GB', T4. [default: as train]")
 ]
 BudgetSize = Annotated[str | None, typer.Option(help="Memory it may take, as 4GB. [plan: all there is]")]
 Avoid = Annotated[list[str] | None, typer.Option(help="A strategy to leave out of a plan. Repeat for more.")]
-Allow = Annotated[str, typer.Option(help="What a plan may do to the result: same, close or different.")]
+Allow = Annotated[
+    str | None, typer.Option(help="What a plan may do to the result: same, close or different. [default: close]")
+]
 Use = Annotated[list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Lang = Annotated[str, typer.Option(help="Language of the page: en or zh.")]
@@ -50,7 +52,7 @@ def plan(
     device: CardOrDevice = None,
     use: Use = None,
     avoid: Avoid = None,
-    allow: Allow = "close",
+    allow: Allow = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan here (.yaml); tightfit train runs it.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write a plain transformers script with it (.py).")] = None,
     as_json: AsJson = False,
@@ -59,9 +61,10 @@ def plan(
     job, words = _job_and_recipe(file, settings, use, "plan")
     _begin_early(job)
 
-    from tightfit.planning.verb import run_plan
+    from tightfit.planning.verb import Asked, run_plan
 
-    answer = run_plan(job, budget, device, words, avoid or [], allow, out=out, export=export, quiet=as_json)
+    asked = Asked(budget, device, use, avoid, allow).over(file, words, cards=True)
+    answer = run_plan(job, asked, out=out, export=export, quiet=as_json)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -80,7 +83,7 @@ def train(
     budget: BudgetSize = None,
     use: Use = None,
     avoid: Avoid = None,
-    allow: Allow = "close",
+    allow: Allow = None,
     out: Annotated[Path, typer.Option(help="The run folder: model, record, checkpoints.")] = Path("runs/run"),
     device: Device = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
@@ -92,17 +95,15 @@ def train(
 ) -> None:
     """Train a model on a data file and write it to a run folder, inside a memory budget if there is one."""
     job, words = _job_and_recipe(file or _job_of_earlier_run(out, resume), settings, use, "train")
-    kept: dict[str, Any] = {"budget": budget, "avoid": avoid or [], "allow": allow}
-    if file is not None and use is None:
-        from tightfit.planning.verb import from_plan
 
-        words, planned = from_plan(file, job, words, budget)
-        kept |= planned
-
+    from tightfit.planning.verb import Asked, planned_in
     from tightfit.training import train as run_training
 
+    said = Asked(budget, device, use, avoid, allow)
+    asked, planned = said.over(file, words), None if said.has_wishes else planned_in(file, job, words)
+    kept: dict[str, Any] = {"budget": asked.budget, "device": asked.device, "planned": planned, **asked.wishes}
     how: dict[str, Any] = {"resume": resume, "report_to": report_to or [], "quiet": as_json, "save_every": save_every}
-    _show_run(run_training(job, words, out=out, device=device, **how, **kept), as_json)
+    _show_run(run_training(job, out=out, **how, **kept), as_json)
 
 
 @app.command()

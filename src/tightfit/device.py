@@ -53,10 +53,9 @@ def find_device_or_card(word: str | None = None) -> Device:
     """A device of this machine, or a card by its name that need not be here: for rehearsing, not for training."""
     from tightfit.cards import CARDS, find_card
 
-    word = word or "cpu"
-    if card := find_card(word):
+    if word is not None and (card := find_card(word)):
         return card
-    if word.partition(":")[0] in KINDS:
+    if word is None or word.partition(":")[0] in KINDS:
         return find_device(word)
     raise BadInput(f"There is no device '{word}': {suggest(word, [*KINDS, *CARDS])}")
 

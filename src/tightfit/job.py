@@ -102,15 +102,25 @@ def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
         if name not in Job.model_fields:
             known = suggest(word, [*job_words(), "use", "plan"])
             raise BadInput(f"{path}, {line_of(path, word)}: there is no setting '{word}': {known}")
+        _refuse(path, word, name, value)
         values[name] = value
     return values, use
 
 
-def line_of(path: Path, key: str) -> str:
-    """Where a file names a key, for people who look for it."""
+def _refuse(path: Path, word: str, name: str, value: Any) -> None:
+    """A value that no job could have, with the line it stands in."""
+    try:
+        Job(**{"model": "any", "data": "any", name: value})
+    except BadInput as error:
+        raise BadInput(f"{path}, {line_of(path, word)}: {error}") from None
+
+
+def line_of(path: Path, key: str, below: str | None = None) -> str:
+    """Where a file names a key, for people who look for it; only after another one, if that is said."""
     lines = path.read_text("utf-8").splitlines()
-    found = [number for number, line in enumerate(lines, 1) if line.strip().startswith(f"{key}:")]
-    return f"line {found[0]}" if found else "line 1"
+    start = next((number for number, line in enumerate(lines, 1) if line.startswith(f"{below}:")), 0) if below else 0
+    found = [n for n, line in enumerate(lines, 1) if n > start and line.strip().startswith(f"{key}:")]
+    return f"line {found[0]}" if found else f"line {max(1, start)}"
 
 
 def write_job_file(path: Path, job: Job, use: list[str]) -> None:

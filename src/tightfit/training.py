@@ -61,7 +61,7 @@ def train(
     budget: str | int | None = None,
     avoid: Sequence[str] = (),
     allow: str = "close",
-    planned: bool = False,
+    planned: Sequence[str] | None = None,
     resume: bool = False,
     report_to: Sequence[str] = (),
     quiet: bool = False,
@@ -71,8 +71,8 @@ def train(
 ) -> Run:
     """Train a job with the strategies in `use` and write the trained model and its record to `out`.
 
-    With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, or
-    names a whole recipe that was planned before and is taken as it is where it still fits. The run is held to the
+    With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, and
+    `planned` is a recipe that was found before and is taken as it is where it still fits. The run is held to the
     budget, and if its pre-flight fails a smaller recipe is taken. A run that is resumed keeps its own recipe.
     A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
     epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
@@ -83,19 +83,19 @@ def train(
 
     screen, folder = Screen(quiet=quiet), Path(out)
     words = [use] if isinstance(use, str) else list(use)
-    job, recipe = job.with_full_paths(), Recipe.parse(words)
+    job, recipe = job.with_full_paths(), Recipe.parse(words if planned is None else planned)
     every = SaveEvery.parse(save_every)
     refuse_folder(folder, resume)
     refuse_unknown_trackers(report_to)
     if resume and budget is not None:
-        recipe = _own_recipe(folder, recipe, screen, planned=planned)
+        recipe = _own_recipe(folder, recipe, screen, planned=planned is not None)
     if resume and (run := finished_run(folder, job, recipe)):
         screen.say(f"{folder} is finished; more --epochs would go on with it")
         return run
     checkpoint, passed_over = newest_whole_checkpoint(folder) if resume else (None, [])
     where = find_device(device)
     limit = Budget.of(budget, where) if budget is not None else None
-    keeping = _keeping(limit, words, avoid, allow, planned=planned) if limit and not resume else None
+    keeping = _keeping(limit, (words, avoid, allow), planned) if limit and not resume else None
     how = _How(
         folder=folder,
         screen=screen,
@@ -121,12 +121,11 @@ def _own_recipe(folder: Path, given: Recipe, screen: Screen, *, planned: bool) -
     return own
 
 
-def _keeping(limit: Budget, words: list[str], avoid: Sequence[str], allow: str, *, planned: bool) -> Keeping:
+def _keeping(limit: Budget, wishes: tuple[Sequence[str], Sequence[str], str], planned: Sequence[str] | None) -> Keeping:
     from tightfit.planning.keeping import Keeping
     from tightfit.planning.wishes import Wishes
 
-    wishes = Wishes.of(() if planned else words, avoid, allow)
-    return Keeping(limit, wishes, Recipe.parse(words) if planned else None)
+    return Keeping(limit, Wishes.of(*wishes), None if planned is None else Recipe.parse(planned))
 
 
 @dataclass(frozen=True, kw_only=True)

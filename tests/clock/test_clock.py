@@ -23,6 +23,12 @@ from tightfit.rehearsal.work import NORM, PASS, PRODUCT
 from tightfit.strategies import STRATEGIES
 
 
+@pytest.fixture(autouse=True)
+def _nobody_else_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs beside the tests."""
+    monkeypatch.setattr(quiet, "_COUNTERS", tmp_path / "nowhere")
+
+
 @pytest.fixture(scope="module")
 def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     return planner_of(tmp_path_factory.mktemp("model"))
@@ -88,6 +94,24 @@ def test_a_faster_card_is_faster(tmp_path: Path) -> None:
         clock = Clock(Rates(clock_for(CARDS[name]).rates.curves, 0.0, {}, overlaps=True))
         seconds.append(clock.pass_seconds(played, parts, planner.rehearsal.lengths) + clock.update_seconds(played, ""))
     assert seconds[0] > 5 * seconds[1]
+
+
+@pytest.mark.parametrize(
+    ("title", "gib", "card", "listed"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB", True),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", 5.8, "RTX 3060 12GB", True),
+        ("NVIDIA GeForce GTX 1080", 7.79, "RTX 3050 8GB", False),
+        ("NVIDIA A10G", 22.19, "A10 24GB", False),
+    ],
+)
+def test_a_card_is_known_by_its_whole_name_or_taken_for_one_of_its_size(
+    title: str, gib: float, card: str, listed: bool
+) -> None:
+    here = replace(CARDS[card], title=title, memory=int(gib * (1 << 30)))
+    rates = clock_for(here).rates
+    assert rates.curves == clock_for(CARDS[card]).rates.curves
+    assert (rates.note is None) is listed
 
 
 def test_rates_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from heads import small_config
 
+from tightfit.cards import CARDS
 from tightfit.errors import BadInput
 from tightfit.explaining import Settings, explain
+from tightfit.explaining.edits import _changes
 from tightfit.explaining.message import read_message
 
 NOW = (
@@ -74,12 +76,36 @@ def test_a_script_is_read_and_its_edits_are_rehearsed(tmp_path: Path) -> None:
     small_config("Bert", 4).save_pretrained(model)
     script.write_text(SCRIPT.format(model=str(model)))
     settings = Settings.read(script)
-    assert settings == Settings(per_device_train_batch_size=16, optim="adamw_torch", model=str(model), max_length=24)
+    read = {"per_device_train_batch_size": 16, "optim": "adamw_torch", "model": str(model), "max_length": 24}
+    assert settings == Settings(**read, unread=("fp16=USE_FP16",))  # type: ignore[arg-type]
     explanation = explain("", settings, "RTX 3050 4GB")
     peaks = [edit.peak for edit in explanation.edits]
     assert peaks
     assert peaks == sorted(peaks, reverse=True)  # type: ignore[type-var]
     assert explanation.edits[-1].fits
+
+
+@pytest.mark.parametrize("rows", [17, 50, 100])
+def test_an_edit_leaves_the_effective_batch_as_it_was(rows: int) -> None:
+    words, changed = next(_changes(Settings(per_device_train_batch_size=rows), CARDS["T4 16GB"]))
+    assert changed.batch == rows
+    assert changed.per_device_train_batch_size <= rows // 8
+    assert f"gradient_accumulation_steps={changed.gradient_accumulation_steps}" in words
+
+
+def test_a_message_of_torch_2_1_tells_the_card() -> None:
+    said = "Tried to allocate 20.00 MiB. GPU 0 has a total capacty of 14.75 GiB of which 4.81 MiB is free."
+    assert "The card of 14.8 GiB overflowed" in explain(said).happened[0]
+
+
+def test_what_a_script_computes_is_said_to_be_unread(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    call = "TrainingArguments(per_device_train_batch_size=ROWS, bf16=args.bf16, seed=args.seed)"
+    script.write_text(f"ROWS: int = 16\n{call}\n")
+    settings = Settings.read(script)
+    assert settings.per_device_train_batch_size == 16
+    assert settings.unread == ("bf16=args.bf16",)
+    assert "bf16=args.bf16 cannot be read" in explain("", settings, "T4").happened[0]
 
 
 def test_arguments_as_json(tmp_path: Path) -> None:

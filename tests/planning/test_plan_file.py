@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import yaml
 from plans import budget, planner_of
 
 from tightfit import Job
+from tightfit.cards import CARDS
 from tightfit.errors import BadInput
 from tightfit.job import read_job_file
-from tightfit.planning.file import changes, read_note, write_plan
+from tightfit.planning.file import changes, fingerprints, read_note, write_plan
 from tightfit.planning.plans import Plan
-from tightfit.planning.verb import from_plan
+from tightfit.planning.verb import Asked, note_in, planned_in
 from tightfit.planning.wishes import Wishes
 
 
@@ -38,10 +40,37 @@ def test_a_plan_is_a_job_file(file: Path, made: Plan) -> None:
 
 
 def test_training_takes_its_recipe_and_budget_and_the_command_line_beats_it(file: Path, made: Plan) -> None:
-    words, kept = from_plan(file, made.job, made.recipe.words, None)
-    assert words == made.recipe.words
-    assert kept == {"budget": f"{1 << 20}MB", "planned": True}
-    assert from_plan(file, made.job, words, "2GB")[1]["budget"] == "2GB"
+    assert planned_in(file, made.job, made.recipe.words) == made.recipe.words
+    kept = Asked().over(file, made.recipe.words)
+    assert kept == Asked(f"{1 << 20}MB", "cpu", [], [], "close")
+    assert Asked("2GB", "cuda", ["slice"]).over(file, []) == replace(kept, budget="2GB", device="cuda", use=["slice"])
+
+
+def test_what_a_plan_was_made_with_is_kept_for_planning_again(tmp_path: Path, made: Plan) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(path, replace(made, wishes=Wishes.of(["slice:size=2"], ["adafactor", "bucket"], "different")))
+    asked = Asked().over(path, ["anything"])
+    assert (asked.use, asked.avoid, asked.allow) == (["slice:size=2"], ["adafactor", "bucket"], "different")
+    assert not Asked().has_wishes
+    assert Asked(allow="same").has_wishes
+
+
+@pytest.mark.parametrize(("title", "planned"), [("T4 16GB", "T4 16GB"), ("a card of this machine", None)])
+def test_a_card_of_a_plan_is_planned_for_by_name_and_trained_on_if_it_is_here(
+    tmp_path: Path, made: Plan, title: str, planned: str | None
+) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(path, replace(made, budget=replace(made.budget, device=replace(CARDS["T4 16GB"], title=title))))
+    assert Asked().over(path, [], cards=True).device == planned
+    assert Asked().over(path, []).device is None
+
+
+def test_a_file_that_is_no_plan_only_has_strategies(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("model: m\ndata: d\n")
+    assert note_in(path) is None
+    assert planned_in(path, Job(model="m", data="d"), ["slice"]) is None
+    assert Asked().over(path, ["slice"]) == Asked(use=["slice"])
 
 
 def test_data_that_changed_is_planned_for_again(tmp_path: Path, made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,21 +78,41 @@ def test_data_that_changed_is_planned_for_again(tmp_path: Path, made: Plan, caps
     data.write_text("text,label\na,b\n")
     job = made.job.model_copy(update={"data": str(data)})
     path = tmp_path / "plan.yaml"
-    write_plan(path, _with_job(made, job))
-    assert from_plan(path, job, ["x"], None)[0] == ["x"]
+    write_plan(path, replace(made, job=job))
+    assert planned_in(path, job, ["x"]) == ["x"]
     data.write_text("text,label\na,b\nc,d\n")
-    words, kept = from_plan(path, job, ["x"], None)
-    assert words == []
-    assert "planned" not in kept
+    assert planned_in(path, job, ["x"]) is None
     assert "rows.csv changed from" in capsys.readouterr().err
+
+
+def test_every_change_of_the_data_is_seen(tmp_path: Path, made: Plan) -> None:
+    """Files of one name in two folders, another file in place of the first, a folder with one file more."""
+    for name in ("train/rows.csv", "dev/rows.csv", "many/a.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"text,label\n{name},b\n")
+    named = {"data": str(tmp_path / "train" / "rows.csv"), "validation": str(tmp_path / "dev" / "rows.csv")}
+    job, path = made.job.model_copy(update=named), tmp_path / "plan.yaml"
+    write_plan(path, replace(made, job=job))
+    note = note_in(path)
+    assert note is not None
+    assert not changes(note, job)
+    assert changes(note, job.model_copy(update={"validation": None}))
+    assert changes(note, job.model_copy(update={"data": str(tmp_path / "many")}))
+    (tmp_path / "train" / "rows.csv").write_text("text,label\nx,y\n")
+    assert len(changes(note, job)) == 1
+    whole = job.model_copy(update={"data": str(tmp_path / "many")})
+    before = fingerprints(whole)
+    (tmp_path / "many" / "b.csv").write_text("text,label\nx,y\n")
+    assert fingerprints(whole) != before
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("version: 1", "version: 7", r"line \d+: the plan is of version 7 and this tightfit reads 1"),
+        ("version: 2", "version: 7", r"line \d+: the plan is of version 7 and this tightfit reads 2"),
         ("peak_bytes:", "peek_bytes:", r"line \d+: there is no 'peek_bytes' in a plan: did you mean 'peak_bytes'"),
         ("result: same", "result: [1]", r"line \d+: result is"),
+        ("epochs: 1.0", "epochs: three", r"line \d+: epochs is 'three'"),
         ("batch-size:", "batchsize:", r"line \d+: there is no setting 'batchsize': did you mean 'batch-size'"),
     ],
 )
@@ -92,22 +141,16 @@ def _read(file: Path) -> None:
     read_note(file, yaml.safe_load(file.read_text())["plan"])
 
 
-def _with_job(made: Plan, job: Job) -> Plan:
-    from dataclasses import replace
-
-    return replace(made, job=job)
-
-
 @pytest.mark.parametrize(
     "value", [f"0x{'f' * 5000}", "[" * 40 + "]" * 40, "&a [*a, *a]"], ids=["digits", "deep", "in itself"]
 )
-@pytest.mark.parametrize("line", ["plan: {{version: {}}}", "plan: {{version: 1, budget: {}}}", "seed: {}", "? {}\n: 1"])
+@pytest.mark.parametrize("line", ["plan: {{version: {}}}", "plan: {{version: 2, budget: {}}}", "seed: {}", "? {}\n: 1"])
 def test_values_that_nobody_could_write_out_are_one_line(tmp_path: Path, line: str, value: str) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(f"model: m\ndata: d\n{line.format(value)}\n")
 
     def read() -> None:
-        from_plan(path, Job(model="m", data="d"), [], None)
+        planned_in(path, Job(model="m", data="d"), [])
         Job(**read_job_file(path)[0])
 
     with pytest.raises(BadInput) as error:

@@ -9,14 +9,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from tightfit import Budget, DoesNotFit, Job, Plan, plan, train, trainer, training
+from tightfit.data.columns import Columns
 from tightfit.errors import BadInput, PreflightFailed
 from tightfit.planning.keeping import Keeping
+from tightfit.planning.plainly import columns_of, why_not_plain
 from tightfit.recipe import Recipe
+from tightfit.record import load_run
 from tightfit.units import parse_bytes
 
 
@@ -80,10 +85,47 @@ def test_in_python(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
 
 def test_a_plan_that_no_longer_fits_is_made_again(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job, size = job_of(tiny_model, reviews), "2GB"
-    run = train(job, ["adafactor"], out=tmp_path / "a", device="cpu", budget=size, planned=True, quiet=True)
+    run = train(job, out=tmp_path / "a", device="cpu", budget=size, planned=["adafactor"], quiet=True)
     assert run.recipe == ["adafactor"]
     with pytest.raises(DoesNotFit):
-        train(job, ["adafactor"], out=tmp_path / "b", device="cpu", budget="20MB", planned=True, quiet=True)
+        train(job, out=tmp_path / "b", device="cpu", budget="20MB", planned=["adafactor"], quiet=True)
+
+
+def test_a_plan_for_a_card_is_made_again_on_a_processor_as_it_was_wished(
+    tiny_model: Path, reviews: Path, tmp_path: Path
+) -> None:
+    words = ("--model", tiny_model, "--data", reviews, "--max-length", 32, "--budget", "3GB")
+    done = call("plan", *words, "--device", "T4", "--use", "offload-optimizer", "--out", tmp_path / "plan.yaml")
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "plan.yaml"
+    note = yaml.safe_load(file.read_text())["plan"]
+    assert (note["device"], note["use"]) == ("T4 16GB", ["offload-optimizer"])
+    file.write_text(file.read_text().replace("  use:\n  - offload-optimizer\n", "  use:\n  - slice:size=2\n"))
+    done = call("train", file, "--out", tmp_path / "run", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "the plan cannot be carried out here" in done.stderr
+    assert "slice:size=2" in load_run(tmp_path / "run").recipe
+
+
+def test_the_command_lines_wishes_plan_again_inside_the_plans_budget(
+    tiny_model: Path, reviews: Path, tmp_path: Path
+) -> None:
+    file, words = tmp_path / "plan.yaml", ("--model", tiny_model, "--data", reviews, "--max-length", 32)
+    assert call("plan", *words, "--budget", "3GB", "--out", file).returncode == 0
+    done = call("train", file, "--use", "slice:size=2", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "3.00 GiB" in done.stderr
+    assert "slice:size=2" in load_run(tmp_path / "run").recipe
+    done = call("plan", file, "--budget", "2GB", "--avoid", "attention", "--json")
+    assert done.returncode == 0, done.stderr
+    again = json.loads(done.stdout)
+    assert again["budget_bytes"] == 2 << 30
+    assert not any(word.startswith("attention") for word in again["recipe"])
+
+
+def test_the_batch_stays_what_was_asked_for_however_few_rows_there_are(tiny_model: Path, reviews: Path) -> None:
+    job = job_of(tiny_model, reviews).model_copy(update={"batch_size": 4096})
+    assert plan(job, "3GB", device="cpu").job.batch_size == 4096
 
 
 @pytest.fixture
@@ -151,7 +193,34 @@ def test_a_script_of_our_own_strategies_calls_us_and_says_why(tiny_model: Path, 
     done = call("plan", *words, "--use", "step-in-backward", "--export", script)
     assert done.returncode == 0, done.stderr
     assert "step-in-backward is tightfit's" in script.read_text()
+    assert 'budget="3072MB"' in script.read_text()
     compile(script.read_text(), str(script), "exec")
+
+
+@pytest.mark.parametrize(
+    ("rows", "validation", "said"),
+    [
+        ("premise,hypothesis,label\na,b,c\n", False, "Training on pairs is tightfit's to do."),
+        ("text,label\na,b\n", True, "Validating on another file is tightfit's to do."),
+        ("content,sentiment\na,b\n", False, None),
+    ],
+)
+def test_data_that_a_plain_script_could_not_read_is_left_to_us(
+    tmp_path: Path, rows: str, validation: bool, said: str | None
+) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text(rows)
+    job = Job(model="m", data=str(data), validation=str(data) if validation else None)
+    made: Any = SimpleNamespace(job=job, recipe=Recipe())
+    assert why_not_plain(made) == said
+    if said is None:
+        assert columns_of(job) == Columns(("content",), "sentiment")
+
+
+@pytest.mark.parametrize("word", ["freeze:pattern=*.attention.*", "freeze:embeddings=true"])
+def test_what_a_plain_script_would_freeze_otherwise_is_left_to_us(word: str) -> None:
+    made: Any = SimpleNamespace(job=Job(model="m", data="none"), recipe=Recipe.parse([word]))
+    assert why_not_plain(made) == f"{word} is tightfit's to do."
 
 
 @pytest.mark.parametrize(

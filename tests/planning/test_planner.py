@@ -14,7 +14,7 @@ from tightfit.cards import CARDS
 from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
-from tightfit.planning.candidates import candidates, last_resorts
+from tightfit.planning.candidates import candidates, different, last_resorts
 from tightfit.planning.keeping import Keeping
 from tightfit.planning.planner import Planner
 from tightfit.planning.plans import Option
@@ -127,6 +127,47 @@ def test_where_nothing_fits_the_closest_plan_says_what_would(planner: Planner) -
     assert planner.plan(budget(needed), ANY).fits
     assert error.value.exit_code == 1
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_where_only_equal_results_are_allowed_close_ones_are_offered(planner: Planner) -> None:
+    same = min(o.at_most for o in looked_at(planner) if o.result is Result.SAME)
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(same - 1), Wishes.of(allow="same"))
+    ways = error.value.plan.ways_out
+    assert any(way.startswith("--allow close: ") for way in ways)
+    assert not any(way.startswith("--allow different: ") for way in ways)  # there is something gentler
+
+
+def test_shorter_texts_are_offered_where_they_would_fit(tmp_path: Path) -> None:
+    planner = planner_of(tmp_path)
+    closest = smallest(planner)
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(closest - 1), ANY)
+    [way] = [way for way in error.value.plan.ways_out if way.startswith("--max-length")]
+    tokens = planner.rehearsal.lengths.longest // 2
+    assert way.startswith(f"--max-length {tokens}: cutting at {tokens} tokens touches ")
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(budget(closest // 2), ANY)
+    assert not any(way.startswith("--max-length") for way in error.value.plan.ways_out)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit"])
+def test_batches_of_like_texts_never_meet_a_pinned_adamw(planner: Planner, optimizer: str) -> None:
+    wishes = Wishes.of([optimizer])
+    offered = [*candidates(CPU, 16, wishes, attention=True, longest=48)]
+    offered += [recipe for resort in last_resorts(CPU, 16, wishes, attention=True) for recipe in resort]
+    assert any("step-in-backward" in recipe.words for recipe in offered)
+    assert not any("bucket" in recipe.words for recipe in offered)
+    asked = Wishes.of([optimizer, "bucket"])
+    assert all("bucket" in recipe.words for recipe in candidates(CPU, 16, asked, attention=True, longest=48))
+
+
+def test_what_is_avoided_takes_no_more_along_than_itself() -> None:
+    less = list(different(6, 16, Wishes.of(avoid=["checkpoint", "slice"], allow="different"), attention=True))
+    assert any("lora" in recipe.words for recipe in less)
+    resorts = [r for resort in last_resorts(CPU, 16, Wishes.of(avoid=["adafactor"]), attention=True) for r in resort]
+    assert resorts
+    assert {recipe.optimizer for recipe in resorts} <= {"adamw-8bit", "adamw-16bit"}
 
 
 def test_different_is_taken_only_where_it_is_allowed(planner: Planner) -> None:

@@ -6,15 +6,18 @@ transformers usually come to.
 
 from __future__ import annotations
 
+import re
+
+from tightfit.cards import CARDS
 from tightfit.clock.rates import Curve, Rates
 from tightfit.device import Device
-from tightfit.errors import BadInput
 from tightfit.host import HOST_WORK, TRANSFER
 from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
 
 _REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
 _PCIE = 12e9  # bytes a second between a card and pinned memory, with 16 lanes of the third generation
 _HOST = 10e9  # bytes a second that a host's processor goes through
+_UNKNOWN = "there are no published rates of {} here, so times are those of {}, which has about as much memory"
 _LAUNCH = 8e-6  # seconds: Python, autograd and the driver, for one kernel
 
 # name: 10^12 operations a second in fp32, in fp16 with fp32 sums, 10^9 bytes a second of memory
@@ -46,8 +49,10 @@ _CARDS = {
 
 
 def rates_of_card(device: Device) -> Rates:
-    """Of the card by its name; a card that is not listed is taken for one of its memory's size."""
-    fp32, fp16, memory = _figures(device)
+    """Of the card by its name; a card that is not listed is taken for one of about its memory's size."""
+    listed = _name_in(device.title)
+    name = listed or _nearest(device)
+    fp32, fp16, memory = _CARDS[name]
     byte = 1 / (memory * 1e9 * _REACHED_MEMORY)
     curves: dict[str, Curve] = {
         sort: [(1.0, byte), (2.0, byte)] for sort in (FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)
@@ -58,13 +63,16 @@ def rates_of_card(device: Device) -> Rates:
     # A copy counts its bytes three times: where they come from, where they go, and what it returns.
     for sort, speed in ((TRANSFER, 3 * _PCIE * _REACHED_MEMORY), (HOST_WORK, _HOST)):
         curves[sort] = [(1.0, 1 / speed), (2.0, 1 / speed)]
-    return Rates(curves, _LAUNCH, {}, overlaps=True)
+    note = None if listed else _UNKNOWN.format(device.title, name)
+    return Rates(curves, _LAUNCH, {}, overlaps=True, note=note)
 
 
-def _figures(device: Device) -> tuple[float, float, float]:
-    for name, figures in _CARDS.items():
-        if name.lower() in device.title.lower():
-            return figures
-    if device.kind == "mps":
-        return _CARDS["Apple"]
-    raise BadInput(f"There are no published rates of '{device.title}' here: plan for a named card with --device.")
+def _name_in(title: str) -> str | None:
+    """The listed card that a title means, as a whole word: an A100 is no A10."""
+    return next((name for name in _CARDS if re.search(rf"(?i)\b{re.escape(name)}\b", title)), None)
+
+
+def _nearest(device: Device) -> str:
+    """The slowest of the listed ones that come closest in memory."""
+    named = [(card, name) for card in CARDS.values() if card.kind == device.kind and (name := _name_in(card.title))]
+    return min(named, key=lambda pair: (abs((pair[0].memory or 0) - (device.memory or 0)), _CARDS[pair[1]]))[1]

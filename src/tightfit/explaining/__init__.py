@@ -35,6 +35,8 @@ def explain(message: str = "", settings: Settings | None = None, device: str | N
     happened = [overflow.sentence] if overflow else []
     if overflow and overflow.hint:
         happened.append(overflow.hint)
+    if settings.unread:
+        happened.append(f"{', '.join(settings.unread)} cannot be read without running the script: defaults are assumed")
     bill, edits = edits_for(settings, where)
     if bill is not None:
         kinds = sorted(bill.moments[bill.moment].items(), key=lambda item: -item[1])[:3]

@@ -61,8 +61,8 @@ def _changes(now: Settings, device: Device) -> Iterator[tuple[str, Settings]]:
     """What could be changed without changing the effective batch."""
     rows = now.per_device_train_batch_size
     if rows > 1:
-        fewer = max(1, rows // 8)
-        times = -(-rows // fewer) * now.gradient_accumulation_steps
+        fewer = next(size for size in range(max(1, rows // 8), 0, -1) if rows % size == 0)
+        times = rows // fewer * now.gradient_accumulation_steps
         smaller = replace(now, per_device_train_batch_size=fewer, gradient_accumulation_steps=times)
         yield f"per_device_train_batch_size={fewer}, gradient_accumulation_steps={times} ({_ACCUMULATION})", smaller
     if not now.gradient_checkpointing:

@@ -10,7 +10,7 @@ from tightfit.units import format_bytes, parse_bytes
 _SIZE = r"([\d.]+ ?[KMGT]?i?B|\d+ bytes)"
 _PATTERNS = {
     "asked": rf"[Tt]ried to allocate {_SIZE}|you tried to allocate {_SIZE}",
-    "capacity": rf"total capacity of {_SIZE}|{_SIZE} total capacity",
+    "capacity": rf"total capaci?ty of {_SIZE}|{_SIZE} total capacity",  # torch 2.1 spelt it so
     "free": rf"of which {_SIZE} is free|{_SIZE} free",
     "allocated": rf"{_SIZE} is allocated by PyTorch|{_SIZE} already allocated",
     "unused": rf"{_SIZE} is reserved by PyTorch but unallocated",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ class Settings:
     bf16: bool = False
     model: str | None = None
     max_length: int = 512
+    unread: tuple[str, ...] = ()
+    """What a script computes, so that nobody can read it there."""
 
     @classmethod
     def read(cls, path: Path) -> Settings:
@@ -97,6 +100,7 @@ def _from_script(path: Path, text: str) -> dict[str, Any]:
         given = {k.arg: _value(k.value, constants) for k in call.keywords if k.arg}
         if name in _CALLS:
             found |= {key: value for key, value in given.items() if value is not None}
+            found["unread"] = (*found.get("unread", ()), *_unread(call, given))
         if isinstance(given.get("max_length"), int):
             found["max_length"] = given["max_length"]
         if name == "from_pretrained" and call.args and isinstance(first := _value(call.args[0], constants), str):
@@ -106,13 +110,21 @@ def _from_script(path: Path, text: str) -> dict[str, Any]:
     return found
 
 
+def _unread(call: ast.Call, given: dict[str, Any]) -> Iterator[str]:
+    """What decides the memory, and is more than a literal or a name for one."""
+    known = {field.name for field in fields(Settings)}
+    for word in call.keywords:
+        if word.arg in known and given[word.arg] is None:
+            yield f"{word.arg}={ast.unparse(word.value)}"
+
+
 def _constants(tree: ast.AST) -> dict[str, Any]:
     """Names that are given a literal."""
     return {
         target.id: node.value.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
         if isinstance(target, ast.Name)
     }
 

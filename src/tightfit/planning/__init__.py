@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tightfit.budget import Budget
 from tightfit.job import Job
@@ -27,7 +28,8 @@ def plan(
     from tightfit.planning.wishes import Wishes
 
     wanted = budget if isinstance(budget, Budget) else Budget.of(budget, device)
-    return Planner.of(job, wanted.device).plan(wanted, Wishes.of(use, avoid, allow))
+    made = Planner.of(job, wanted.device).plan(wanted, Wishes.of(use, avoid, allow))
+    return replace(made, job=job)  # as given: a batch of more rows than there are today may have them tomorrow
 
 
 __all__ = ["Plan", "plan"]

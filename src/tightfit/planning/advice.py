@@ -21,7 +21,7 @@ _WORTH_SAYING = 0.005
 
 def length_advice(planner: Planner, chosen: Option) -> Iterator[str]:
     """One line for each shorter limit that would save something."""
-    longest = planner.rehearsal.company.job.max_length
+    longest = planner.rehearsal.lengths.longest
     if any(strategy.name == "max-length" for strategy in chosen.recipe.strategies):
         return
     for tokens in (int(longest * share) for share in _SHARES):
@@ -36,11 +36,15 @@ def _line(planner: Planner, chosen: Option, shorter: Option, tokens: int) -> str
     memory, time = 1 - shorter.peak / chosen.peak, 1 - shorter.seconds_per_step / chosen.seconds_per_step
     if max(memory, time) < _WORTH_IT:
         return None
-    lengths = planner.rehearsal.lengths.batches
-    touched = np.count_nonzero(lengths > tokens) / np.count_nonzero(lengths)
-    lost = 1 - np.minimum(lengths, tokens).sum() / lengths.sum()
     saved = [f"{time:.0%} of the time"]
     if memory >= _WORTH_SAYING:  # slices of so many tokens are as large whatever the texts
         saved.insert(0, format_bytes(chosen.peak - shorter.peak))
-    cutting = f"cutting at {tokens} tokens touches {touched:.0%} of rows, loses {lost:.0%} of tokens"
-    return f"{cutting}, saves {' and '.join(saved)}"
+    return f"{cutting(planner, tokens)}, saves {' and '.join(saved)}"
+
+
+def cutting(planner: Planner, tokens: int) -> str:
+    """What shorter texts lose."""
+    lengths = planner.rehearsal.lengths.batches
+    touched = np.count_nonzero(lengths > tokens) / np.count_nonzero(lengths)
+    lost = 1 - np.minimum(lengths, tokens).sum() / lengths.sum()
+    return f"cutting at {tokens} tokens touches {touched:.0%} of rows, loses {lost:.0%} of tokens"

@@ -17,7 +17,7 @@ from tightfit.strategies import STRATEGIES
 
 _LEANEST, _IN_BACKWARD, _ORDER = "adafactor", "step-in-backward", "bucket"
 # An optimizer and an order of texts, the leaner and faster the later. Batches of like texts hurt an optimizer with a
-# long memory (docs/log.md, F1 of it), so AdamW's never meet them.
+# long memory (docs/log.md, F1 of it), so AdamW's never meet them, unless somebody asks for it.
 _LEAN = (("adamw-16bit", ""), ("adamw-8bit", ""), (_LEANEST, ""), (_LEANEST, _ORDER))
 _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the batch, or as little as helps
 
@@ -25,9 +25,9 @@ _SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # slice-layers: a quarter of the bat
 def candidates(device: Device, batch: int, wishes: Wishes, *, attention: bool, longest: int) -> Iterator[Recipe]:
     """Recipes that leave the result equal or close to what it would be; no text has more tokens than the longest."""
     kernels = "attention" if attention else ""
-    leanest = [pair for pair in _LEAN if _can_be_had(pair, wishes)][-1:]
-    for bits, pair in product(_bits(device), (*_exact(device), *_LEAN)):
-        in_backward = _in_backward(device, batch) if pair in leanest else ()
+    lean = _lean(wishes)
+    for bits, pair in product(_bits(device), (*_exact(device), *lean)):
+        in_backward = _in_backward(device, batch) if pair in lean[-1:] else ()
         for words in (*_after_backward(_slices(batch, longest, wishes)), *in_backward):
             recipe = _recipe((kernels, bits, *pair, *words), wishes)
             if recipe is not None:
@@ -38,11 +38,10 @@ def last_resorts(device: Device, batch: int, wishes: Wishes, *, attention: bool)
     """Still smaller, and slower; the later, the more so, and the longer it takes to look at them."""
     kernels = "attention" if attention else ""
     bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
-    order = "" if _ORDER in wishes.avoided else _ORDER  # sooner done, and the optimizer changes the result anyway
+    leanest = [("", ""), *_lean(wishes)][-1]
     for resort in _layer_by_layer(device, batch):
         recipes = [
-            _recipe((kernels, form, _LEANEST, order, *words, _IN_BACKWARD), wishes)
-            for form, words in product(bits, resort)
+            _recipe((kernels, form, *leanest, *words, _IN_BACKWARD), wishes) for form, words in product(bits, resort)
         ]
         yield [recipe for recipe in recipes if recipe is not None]
 
@@ -61,9 +60,10 @@ def different(layers: int | None, batch: int, wishes: Wishes, *, attention: bool
     """Recipes that train less: small matrices beside the weights, the upper layers, or the new head alone."""
     kernels = "attention" if attention else ""
     freezing = [f"freeze:layers={layers * share // 4}" for share in (2, 3)] if layers and layers >= 4 else []
+    helpers = [word for word in (f"slice:size={-(-batch // 8)}", "checkpoint") if _can_be_had([_name(word)], wishes)]
     for word in ("lora", *freezing, "freeze"):
-        for optimizer in ("", "adafactor"):
-            recipe = _recipe((kernels, f"slice:size={-(-batch // 8)}", "checkpoint", optimizer, word), wishes)
+        for optimizer in ("", _LEANEST):
+            recipe = _recipe((kernels, *helpers, optimizer, word), wishes)
             if recipe is not None:
                 yield recipe
 
@@ -96,6 +96,16 @@ def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
 def _exact(device: Device) -> tuple[tuple[str, str], ...]:
     """AdamW itself. Beside a card there is a second memory for it to remember in."""
     return (("", ""), ("offload-optimizer", "")) if device.kind == "cuda" else (("", ""),)
+
+
+def _lean(wishes: Wishes) -> list[tuple[str, str]]:
+    """What can be had of it; beside an optimizer that somebody pinned, only the order of texts that suits it."""
+    pinned = next((strategy.name for strategy in wishes.pinned if strategy.chooses == "optimizer"), _LEANEST)
+    return [pair for pair in _LEAN if _can_be_had(pair, wishes) and (pinned == _LEANEST or _ORDER not in pair)]
+
+
+def _name(word: str) -> str:
+    return word.partition(":")[0]
 
 
 def _can_be_had(names: Iterable[str], wishes: Wishes) -> bool:

@@ -1,7 +1,7 @@
 """Export: the plan as a plain transformers script, for people who want to see or keep their own loop.
 
 Recipes of strategies that transformers has itself become a script without tightfit in it. Where only tightfit's own
-strategies keep to the budget, the script calls tightfit and says why.
+strategies keep to the budget, or only it reads the data, the script calls tightfit and says why.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tightfit.budget import Budget
 from tightfit.errors import DoesNotFit
 from tightfit.job import Job
 from tightfit.planning import plan
+from tightfit.planning.plainly import PLAIN, columns_of, reader_of, why_not_plain
 from tightfit.planning.plans import Plan
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.checkpoint import Checkpoint
 from tightfit.strategies.freeze import Freeze
 from tightfit.strategies.max_length import MaxLength
+from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.slice import Slice
 from tightfit.strategy import Strategy
 from tightfit.units import format_bytes, format_seconds
-
-PLAIN = {"adamw", "slice", "checkpoint", "mixed-precision", "adafactor", "freeze", "max-length"}
 
 
 def plan_for_export(
@@ -41,11 +41,12 @@ def plan_for_export(
 
 def write_script(path: Path, made: Plan) -> None:
     """Write the script."""
-    own = [s.word for s in made.recipe.strategies if s.name not in PLAIN]
+    why = why_not_plain(made)
     pages = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
-    page = pages.get_template("tightfit_script.py.jinja" if own else "plain_script.py.jinja")
+    page = pages.get_template("tightfit_script.py.jinja" if why else "plain_script.py.jinja")
+    read = {} if why else {"reader": reader_of(made.job), "columns": columns_of(made.job)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.render(own=own, **_values(made)) + "\n", "utf-8")
+    path.write_text(page.render(why=why, **read, **_values(made)) + "\n", "utf-8")
 
 
 def _values(made: Plan) -> dict[str, object]:
@@ -66,12 +67,12 @@ def _values(made: Plan) -> dict[str, object]:
         "freeze": freeze,
         "bits": _bits(made),
         "cpu": made.budget.device.kind == "cpu",
-        "promise": f"{format_bytes(chosen.peak)} at most, about {format_seconds(chosen.seconds_per_epoch)} an epoch",
+        "promise": f"a peak of {format_bytes(chosen.peak)}, about {format_seconds(chosen.seconds_per_epoch)} an epoch",
         "budget": str(made.budget),
+        "size": f"{made.budget.size >> 20}MB",
     }
 
 
 def _bits(made: Plan) -> str:
-    if not any(strategy.name == "mixed-precision" for strategy in made.recipe.strategies):
-        return ""
-    return "bf16" if made.budget.device.bf16 else "fp16"
+    found = next((strategy for strategy in made.recipe.strategies if isinstance(strategy, MixedPrecision)), None)
+    return found.choose(made.budget.device).value if found else ""

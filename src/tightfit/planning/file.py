@@ -15,7 +15,7 @@ from tightfit.planning.plans import Plan
 from tightfit.units import format_bytes
 from tightfit.whole import write_whole
 
-VERSION = 1
+VERSION = 2
 _CHUNK = 1 << 20
 _HEAD = "# Made by `tightfit plan`. `tightfit train {name}` runs it, after checking that it still fits.\n"
 
@@ -29,11 +29,15 @@ class PlanNote(BaseModel):
     budget: str
     """As "4096MB"."""
     device: str
+    use: list[str] = []
+    """What was pinned, avoided and allowed, should it have to be planned again."""
+    avoid: list[str] = []
+    allow: str = "close"
     peak_bytes: int = Field(ge=0)
     seconds_per_epoch: float = Field(ge=0)
     result: str
     data: dict[str, str] = {}
-    """A fingerprint for every data file that is here."""
+    """Fingerprints of what is here of the data and the rows to validate on."""
 
 
 def write_plan(path: Path, plan: Plan) -> None:
@@ -43,6 +47,7 @@ def write_plan(path: Path, plan: Plan) -> None:
         version=VERSION,
         budget=f"{plan.budget.size >> 20}MB",
         device=plan.budget.device.title if plan.budget.device.kind != "cpu" else "cpu",
+        **plan.wishes.words,
         peak_bytes=plan.chosen.peak,
         seconds_per_epoch=round(plan.chosen.seconds_per_epoch, 1),
         result=plan.chosen.result.value,
@@ -58,8 +63,8 @@ def read_note(path: Path, content: Any) -> PlanNote:
     """Check what a file says under `plan`."""
     if isinstance(content, dict) and content.get("version") != VERSION:
         raise BadInput(
-            f"{path}, {line_of(path, 'version')}: the plan is of version {shown(content.get('version'))} and this "
-            f"tightfit reads {VERSION}: make it again with tightfit plan."
+            f"{path}, {line_of(path, 'version', 'plan')}: the plan is of version {shown(content.get('version'))} "
+            f"and this tightfit reads {VERSION}: make it again with tightfit plan."
         )
     try:
         return PlanNote(**content)
@@ -70,35 +75,39 @@ def read_note(path: Path, content: Any) -> PlanNote:
 
 
 def fingerprints(job: Job) -> dict[str, str]:
-    """Of every data file that is on this machine; a hub data set has none."""
-    files = [Path(name) for name in (job.data, job.validation) if name is not None]
-    return {file.name: _fingerprint(file) for file in files if file.is_file()}
+    """Of the files and folders that are on this machine; a hub data set has none."""
+    named = {"data": job.data, "validation": job.validation}
+    return {use: _fingerprint(Path(name)) for use, name in named.items() if name is not None and Path(name).exists()}
 
 
 def changes(note: PlanNote, job: Job) -> list[str]:
     """What is not as it was when the plan was made."""
     now = fingerprints(job)
     return [
-        f"{name} changed from {mark} to {now[name]}"
-        for name, mark in note.data.items()
-        if name in now and now[name] != mark
+        f"{Path(getattr(job, use) or use).name} changed from {note.data.get(use, 'none')} to {now.get(use, 'none')}"
+        for use in ("data", "validation")
+        if note.data.get(use) != now.get(use)
     ]
 
 
-def _fingerprint(file: Path) -> str:
+def _fingerprint(path: Path) -> str:
+    """Of a file's bytes, or of all files' in a folder."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while chunk := content.read(_CHUNK):
-            digest.update(chunk)
-    return f"{digest.hexdigest()[:16]} ({format_bytes(file.stat().st_size)})"
+    for file in files:
+        with file.open("rb") as content:
+            while chunk := content.read(_CHUNK):
+                digest.update(chunk)
+    return f"{digest.hexdigest()[:16]} ({format_bytes(sum(file.stat().st_size for file in files))})"
 
 
 def _sentence(path: Path, error: ValidationError) -> str:
     item = min(error.errors(), key=lambda item: item["type"] == "missing")  # a wrong name first: it explains the other
     key = str(item["loc"][0])
+    where = f"{path}, {line_of(path, key, 'plan')}"
     if item["type"] == "extra_forbidden":
         known = suggest(key, PlanNote.model_fields)
-        return f"{path}, {line_of(path, key)}: there is no '{key}' in a plan: {known}"
+        return f"{where}: there is no '{key}' in a plan: {known}"
     if item["type"] == "missing":
         return f"{path}, {line_of(path, 'plan')}: the plan lacks '{key}': make it again with tightfit plan."
-    return f"{path}, {line_of(path, key)}: {key} is {shown(item['input'])}: {item['msg'].lower()}."
+    return f"{where}: {key} is {shown(item['input'])}: {item['msg'].lower()}."

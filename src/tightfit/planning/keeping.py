@@ -54,6 +54,8 @@ class Keeping:
     def _choose(self, planner: Planner) -> Kept:
         notes = [note for note in (self.budget.note, planner.clock.rates.note) if note]
         option = planner.option(self.planned) if self.planned is not None else None
+        if self.planned is not None and option is None:
+            notes.append(f"the plan cannot be carried out here ({planner.refusal(self.planned)}): planned again")
         if option is not None and not option.keeps_to(self.budget):
             notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
             option = None

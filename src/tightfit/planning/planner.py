@@ -7,7 +7,7 @@ budget the fastest is taken.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 from tightfit.budget import Budget
@@ -55,9 +55,14 @@ class Planner:
         if fitting:
             return self._plan(budget, fitting[0], [*fitting[1:], *self._smaller(drafts, fitting, budget)], wishes)
         closest = self._closest(drafts)
-        changed = self._fitting(self.drafts.look_at(self._different(wishes)), budget)
-        plan = self._plan(budget, closest, [], wishes, tuple(ways_out(self, closest, changed, wishes)))
-        raise DoesNotFit(plan)
+        raise DoesNotFit(self._plan(budget, closest, [], wishes, tuple(ways_out(self, closest, budget, wishes))))
+
+    def if_allowed(self, result: Result, budget: Budget, wishes: Wishes) -> Option | None:
+        """What would fit, and does so to the result, where that is more than the wishes allow."""
+        if _ORDER.index(result) <= _ORDER.index(wishes.allow):
+            return None
+        fitting = self._fitting(self._allowed(budget, replace(wishes, allow=result)), budget)
+        return fitting[0] if fitting and fitting[0].result is result else None
 
     def option(self, recipe: Recipe) -> Option | None:
         """What a recipe takes; None if it cannot be used with this model, on this device."""
@@ -144,6 +149,7 @@ class Planner:
         return Plan(
             job=self.rehearsal.company.job,
             budget=budget,
+            wishes=wishes,
             plain=plain,
             chosen=chosen,
             why=tuple(reasons_for(chosen, plain, self._looked_at)),

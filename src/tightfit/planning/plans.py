@@ -8,6 +8,7 @@ from typing import Any
 from tightfit.budget import Budget
 from tightfit.job import Job
 from tightfit.planning.reasons import Reason
+from tightfit.planning.wishes import Wishes
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.bill import Bill
 from tightfit.strategy import Result
@@ -88,6 +89,7 @@ class Plan:
 
     job: Job
     budget: Budget
+    wishes: Wishes
     plain: Option
     """The way without any strategy."""
     chosen: Option
@@ -121,6 +123,7 @@ class Plan:
         return {
             "fits": self.fits,
             "budget_bytes": self.budget.size,
+            "note": self.budget.note,
             "device": self.budget.device.title,
             **self.chosen.to_json(),
             "plain": self.plain.to_json(),

@@ -4,41 +4,61 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightfit.budget import Budget
+from tightfit.cards import find_card
 from tightfit.clock import clock_for
 from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning import plan
 from tightfit.planning.plans import Plan
 
+if TYPE_CHECKING:
+    from tightfit.planning.file import PlanNote
 
-def run_plan(
-    job: Job,
-    size: str | None,
-    device: str | None,
-    use: Sequence[str],
-    avoid: Sequence[str],
-    allow: str,
-    *,
-    out: Path | None,
-    export: Path | None,
-    quiet: bool,
-) -> Plan:
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line says of memory; None where it says nothing."""
+
+    budget: str | None = None
+    device: str | None = None
+    use: Sequence[str] | None = None
+    avoid: Sequence[str] | None = None
+    allow: str | None = None
+
+    def over(self, file: Path | None, words: Sequence[str], *, cards: bool = False) -> Asked:
+        """With what the file says where this does not: a plan what it was made with, another file its `use`."""
+        beside = _made_with(note, cards=cards) if file and (note := note_in(file)) else Asked(use=words)
+        return replace(beside, **{name: value for name, value in vars(self).items() if value is not None})
+
+    @property
+    def wishes(self) -> dict[str, Any]:
+        """As `plan` and `train` take them."""
+        return {"use": self.use or (), "avoid": self.avoid or (), "allow": self.allow or "close"}
+
+    @property
+    def has_wishes(self) -> bool:
+        """Whether another recipe than a planned one may be wanted."""
+        return (self.use, self.avoid, self.allow) != (None, None, None)
+
+
+def run_plan(job: Job, asked: Asked, *, out: Path | None, export: Path | None, quiet: bool) -> Plan:
     """Make a plan and write what is asked for. What comes closest is a plan too, but is not written."""
     from tightfit.planning.export import plan_for_export, write_script
     from tightfit.report.screen import Screen
 
     _refuse_names(out, export)
-    screen, budget = Screen(quiet=quiet), Budget.of(size, device)
+    screen, budget = Screen(quiet=quiet), Budget.of(asked.budget, asked.device)
     if budget.note:
         screen.say(budget.note)
     make = plan_for_export if export else plan
     try:
         with screen.status("Planning"):
-            made = make(job, budget, use=use, avoid=avoid, allow=allow)
+            made = make(job, budget, **asked.wishes)
             odd = clock_for(budget.device).rates.note
     except DoesNotFit as error:
         return error.plan
@@ -55,19 +75,31 @@ def run_plan(
     return made
 
 
-def from_plan(file: Path, job: Job, words: list[str], budget: str | None) -> tuple[list[str], dict[str, Any]]:
-    """How to train from a file: its recipe if it is a plan, or none where the data is not what it was."""
-    content = load_yaml(file).get("plan")
-    if content is None:
-        return words, {}
-    from tightfit.planning.file import changes, read_note
+def planned_in(file: Path | None, job: Job, words: list[str]) -> list[str] | None:
+    """The recipe of a plan; None where the file is none, or the data is not what it was planned for."""
+    note = note_in(file) if file else None
+    if file is None or note is None:
+        return None
+    from tightfit.planning.file import changes
 
-    note = read_note(file, content)
     changed = changes(note, job)
     if changed:
         sys.stderr.write(f"· since {file} was made {'; '.join(changed)}: planning again\n")
-        return [], {"budget": budget or note.budget}
-    return words, {"budget": budget or note.budget, "planned": True}
+    return None if changed else words
+
+
+def note_in(file: Path) -> PlanNote | None:
+    """What a file says under `plan`; None if it is no plan."""
+    from tightfit.planning.file import read_note
+
+    content = load_yaml(file).get("plan")
+    return None if content is None else read_note(file, content)
+
+
+def _made_with(note: PlanNote, *, cards: bool) -> Asked:
+    """Of the device only what is here for certain, or, for a plan of it, is known by name."""
+    known = note.device == "cpu" or (cards and find_card(note.device) is not None)
+    return Asked(note.budget, note.device if known else None, note.use, note.avoid, note.allow)
 
 
 def _refuse_names(out: Path | None, export: Path | None) -> None:

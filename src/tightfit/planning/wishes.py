@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tightfit.errors import BadInput, RecipeError, suggest
 from tightfit.recipe import parse_strategy
@@ -34,6 +35,11 @@ class Wishes:
             if strategy.name in avoid:
                 raise RecipeError(f"'{strategy.name}' is both to be used and to be avoided: drop one.")
         return cls(pinned, frozenset(avoid), Result(allow))
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """As they are written in a file."""
+        return {"use": [one.word for one in self.pinned], "avoid": sorted(self.avoided), "allow": self.allow.value}
 
     def welcomes(self, strategy: Strategy) -> bool:
         """Whether a strategy may be taken beside the pinned ones."""

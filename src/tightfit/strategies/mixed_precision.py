@@ -33,11 +33,12 @@ class MixedPrecision(Strategy):
     """auto takes bf16 where the device has it."""
 
     def apply(self, parts: Parts) -> Parts:
-        precision = self._choose(parts.device)
+        precision = self.choose(parts.device)
         note = f"mixed-precision: computing in {precision.value} on {parts.device.title}"
         return replace(parts, precision=precision, notes=(*parts.notes, note))
 
-    def _choose(self, device: Device) -> Precision:
+    def choose(self, device: Device) -> Precision:
+        """The sixteen bits that a device has, of those that are wanted."""
         if self.dtype != "fp16" and device.bf16:
             return Precision.BF16
         if self.dtype != "bf16" and device.fp16:
