@@ -86,7 +86,9 @@ def promise(language: str) -> str:
         ratios = [run["peak_bytes"] / run["foretold_bytes"] for run in done]
         budgets = ", ".join(name.partition(" ")[2] for name in chosen)
         spread = f"{min(used):.2f} – {max(used):.2f}", f"{min(ratios):.3f} – {max(ratios):.3f}"
-        rows.append((model, str(len(chosen)), str(len(chosen) - len(done)), budgets, *spread))
+        mended = [len(run["not_as_planned"]) for run in done if "not_as_planned" in run]
+        noted = f"{len([count for count in mended if count])} / {len(mended)}" if mended else "–"
+        rows.append((model, str(len(chosen)), str(len(chosen) - len(done)), noted, budgets, *spread))
     return table(HEADINGS["promise"][language], rows)
 
 
@@ -112,14 +114,22 @@ def regret(language: str) -> str:
         if alone and alone["recipe"] != beside["runs"][0]["recipe"]:  # times so close that another day has another plan
             error += f" (`{' '.join(alone['recipe'])}`)"
         pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
-        rows.append((*name.split(), plan, f"{beside['regret']:.0%}", pairs, error))
+        slower = f"{beside['regret']:.0%}" if len(alike(beside["runs"])) > 1 else "–"
+        rows.append((*name.split(), plan, slower, pairs, error))
     return table(HEADINGS["regret"][language], rows)
+
+
+def alike(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that do as much to the result as the chosen one."""
+    return [run for run in runs if run["result"] == runs[0]["result"]]
 
 
 def off(alone: dict[str, Any]) -> str:
     """How far its time was foretold from what it took, and how far by each measuring of the machine."""
-    of_each = [seconds / alone["seconds_per_step"] - 1 for seconds in alone["foretold_before_amid_after"]]
-    return f"{statistics.mean(of_each):+.0%} ({', '.join(f'{one:+.0%}' for one in of_each)})"
+    foretold = alone.get("foretold_before_amid_after", [alone["foretold_seconds"]])
+    of_each = [seconds / alone["seconds_per_step"] - 1 for seconds in foretold]
+    each = f" ({', '.join(f'{one:+.0%}' for one in of_each)})" if len(of_each) > 1 else ""
+    return f"{statistics.mean(of_each):+.0%}{each}"
 
 
 def ladder(language: str) -> str:

@@ -27,8 +27,16 @@ HEADINGS = {
         "zh": ("设备", "预算", "普通做法", "方案", "峰值", "每轮用时", "对结果的影响"),
     },
     "promise": {
-        "en": ("model", "runs", "died", "budgets", "measured peak / budget", "measured / foretold"),
-        "zh": ("模型", "次数", "中断", "预算", "实测峰值 / 预算", "实测 / 预测"),
+        "en": (
+            "model",
+            "runs",
+            "died",
+            "mended on the way",
+            "budgets",
+            "measured peak / budget",
+            "measured / foretold",
+        ),
+        "zh": ("模型", "次数", "中断", "途中补救", "预算", "实测峰值 / 预算", "实测 / 预测"),
     },
     "ladder": {
         "en": ("", "whole process", "foretold", "time of a step"),
