@@ -14,7 +14,7 @@ from tightfit.data.rows import load_rows
 from tightfit.data.split import split_rows
 from tightfit.errors import TightfitError
 from tightfit.job import Job, read_job_file
-from tightfit.planning.verb import from_plan
+from tightfit.planning.verb import planned_in
 from tightfit.recipe import Recipe
 from tightfit.record import load_run
 
@@ -67,7 +67,7 @@ def _read_job(path: Path) -> None:
 
 
 def _read_plan(path: Path) -> None:
-    from_plan(path, Job(model="m", data="d"), [], None)
+    planned_in(path, Job(model="m", data="d"), [])
 
 
 def _read_record(path: Path) -> None:

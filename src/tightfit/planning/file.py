@@ -81,8 +81,8 @@ def fingerprints(job: Job) -> dict[str, str]:
 
 
 def changes(note: PlanNote, job: Job) -> list[str]:
-    """What is not as it was when the plan was made."""
-    now = fingerprints(job)
+    """What is not as it was when the plan was made; nothing where it saw no data."""
+    now = fingerprints(job) if note.data else {}
     return [
         f"{Path(getattr(job, use) or use).name} changed from {note.data.get(use, 'none')} to {now.get(use, 'none')}"
         for use in ("data", "validation")
