@@ -65,7 +65,7 @@ def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.reasons:
         yield "Why", list(plan.reasons)
     if plan.ways_out:
-        yield "Ways out, the smallest first", list(plan.ways_out)
+        yield "Ways out", list(plan.ways_out)
     if plan.advice:
         yield "Shorter texts, if you want them (--max-length)", list(plan.advice)
     if plan.refused:
