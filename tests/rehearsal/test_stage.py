@@ -44,7 +44,6 @@ RECIPES = [
     "slice-layers:size=2",
     "step-in-backward",
     "bf16-weights",
-    "slice-layers:size=2 adafactor step-in-backward",
     "slice-layers:size=2 adamw-8bit step-in-backward",
     "lora",
     "lora:merge=false,dropout=0.1 checkpoint",
@@ -127,6 +126,8 @@ def test_every_architecture_is_rehearsed(folder: Path) -> None:
         "slice:size=2 max-length:tokens=11",
         "slice:size=2 freeze",
         "slice-tokens:tokens=60",
+        "step-in-backward",
+        "checkpoint adafactor step-in-backward",
     ],
 )
 def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> None:

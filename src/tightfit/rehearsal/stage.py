@@ -184,10 +184,12 @@ def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer, *, cli
 
 
 def mark_state(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
-    """Every tensor that an optimizer keeps, and for which parameter."""
+    """Every tensor that an optimizer keeps, and for which parameter; what it keeps in its groups is for all of them."""
     for parameter, values in optimizer.state.items():
         kept = [value for value in values.values() if isinstance(value, torch.Tensor)]
         tracer.mark_as_of(parameter, kept, Kind.OPTIMIZER_STATE)
+    for group in optimizer.param_groups:
+        tracer.mark((value for value in group.values() if isinstance(value, torch.Tensor)), Kind.OPTIMIZER_STATE)
 
 
 def _evaluate(parts: Parts, extents: Extents, tracer: Tracer) -> None:
