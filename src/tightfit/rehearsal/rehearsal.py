@@ -131,10 +131,9 @@ class Rehearsal:
             return self._play_as_it_is(recipe)
         performance = self._spliced(recipe) or self.company.perform(recipe, self._two_of_each)
         try:
-            sizes = learn_sizes(performance.tape, _pairs(performance.tape))
+            played = _for_all(performance)
         except NotAlike:
             return self._play_as_it_is(recipe)
-        played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
         return self._played.setdefault(_key(recipe, performance.extents.padded), played)
 
     def unplayed(self, recipes: Iterable[Recipe]) -> list[Recipe]:
@@ -181,6 +180,15 @@ class Rehearsal:
     def _worst(self, parts: Parts) -> Extents:
         shapes = self._worst_shapes(parts)
         return Extents(shapes.slices, [shapes.evaluation], shapes.padded, shapes.texts, shapes.trunk)
+
+
+def _for_all(performance: Performance) -> Played:
+    """NotAlike where other rows and tokens cannot be told from it, be it their memory or their time."""
+    sizes = learn_sizes(performance.tape, _pairs(performance.tape))
+    played = Played(performance, Timeline.of(performance.tape, sizes), for_all=True)
+    for pair in range(len(_pairs(performance.tape))):
+        played.tables(pair)
+    return played
 
 
 def _as_it_is(recipe: Recipe) -> bool:

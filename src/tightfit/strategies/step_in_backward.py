@@ -70,6 +70,8 @@ def step_in_backward(parts: Parts, optimizer: torch.optim.Optimizer) -> None:
         parameter.grad = None
 
     for number, parameter in enumerate(_parameters(optimizer)):
+        if limit:
+            _squares(optimizer, parameter.device)  # now, so that the first step is like all others
         parameter.register_post_accumulate_grad_hook(partial(step, number))
 
 
