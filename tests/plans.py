@@ -18,11 +18,11 @@ from tightfit.planning.planner import Planner
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.rehearsal.work import NARROW, PASS, PRODUCT
+from tightfit.rehearsal.work import NARROW, OPERANDS, PASS, PRODUCT
 
 OVERHEAD = 1 << 20
 RATES = Rates(
-    {PASS: [(1.0, 1e-10), (2.0, 1e-10)], PRODUCT: [(1.0, 1e-11), (2.0, 1e-11)], NARROW: [(1.0, 5e-12), (2.0, 5e-12)]},
+    {PASS: [(1.0, 1e-10)], PRODUCT: [(1.0, 1e-11)], OPERANDS: [(1.0, 0.0)], NARROW: [(1.0, 5e-12)]},
     call=1e-6,
     optimizers={"adamw": 1e-9, "adamw-16bit": 7e-9, "adamw-8bit": 2e-8, "adafactor": 3e-9},
 )

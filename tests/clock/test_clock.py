@@ -19,7 +19,7 @@ from tightfit.clock.pieces import fastest
 from tightfit.clock.rates import Rates
 from tightfit.planning.planner import Planner
 from tightfit.recipe import Recipe
-from tightfit.rehearsal.work import NORM, PASS, PRODUCT
+from tightfit.rehearsal.work import NORM, OPERANDS, PASS, PRODUCT
 from tightfit.strategies import STRATEGIES
 
 
@@ -34,14 +34,14 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     return planner_of(tmp_path_factory.mktemp("model"))
 
 
-def products(planner: Planner, words: str) -> float:
-    """Floating-point operations of a slice of 4 texts of 32 tokens."""
+def products(planner: Planner, words: str, sort: str = PRODUCT, rows: int = 4) -> float:
+    """Floating-point operations of a slice of some texts of 32 tokens, or bytes that they go through."""
     played, _ = planner.rehearsal.played(Recipe.parse(words.split()))
     return sum(
         weight * amounts.sum()
         for weight, table in played.tables(0)
-        for sort, amounts, _ in table.at([(4, 32)])
-        if sort == PRODUCT
+        for found, amounts, _ in table.at([(rows, 32)])
+        if found == sort
     )
 
 
@@ -149,6 +149,7 @@ def quiet_then(monkeypatch: pytest.MonkeyPatch, looks: Sequence[bool]) -> list[i
     monkeypatch.setattr(measured, "is_quiet", lambda: torch.get_num_threads() == 1 or next(told))
     monkeypatch.setattr(measured, "measure_pieces", lambda: threads.append(torch.get_num_threads()) or RATES)
     monkeypatch.setattr(measured, "narrow_products", lambda call: [(1.0, call)])
+    monkeypatch.setattr(measured, "with_operands", lambda rates: rates)
     return threads
 
 
@@ -245,6 +246,35 @@ def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
     second = Rates({PASS: [(1.0, 6.0), (9.0, 3.0)]}, 4.0, {"adamw": 2.0, "adafactor": 3.0})
     expected = Rates({PASS: [(1.0, 2.0), (9.0, 3.0)]}, 4.0, {"adamw": 1.0, "adafactor": 3.0})
     assert fastest([first, second]) == expected
+
+
+def measured_at(operation: float, byte: float) -> Rates:
+    """As they would be measured if these were the prices."""
+    told = []
+    for tokens, inner, outer in pieces._PRODUCTS:
+        flops, touched = 2.0 * tokens * inner * outer, 4.0 * (tokens * inner + inner * outer + tokens * outer)
+        told.append((flops, (operation * flops + byte * touched) / flops))
+    return Rates({PRODUCT: told}, 1e-6, {})
+
+
+def test_products_of_few_tokens_are_told_by_what_they_read() -> None:
+    rates = pieces.with_operands(measured_at(6e-12, 2e-10))
+    assert [price for _, price in rates.curves[PRODUCT]] == pytest.approx([6e-12])
+    assert [price for _, price in rates.curves[OPERANDS]] == pytest.approx([2e-10])
+
+
+def test_where_reading_would_win_time_it_costs_nothing() -> None:
+    rates = pieces.with_operands(measured_at(6e-12, -1e-11))
+    assert rates.curves[OPERANDS] == [(1.0, 0.0)]
+    assert 5e-12 < rates.curves[PRODUCT][0][1] < 6e-12
+
+
+def test_a_product_reads_its_weights_whatever_the_tokens(planner: Planner) -> None:
+    """Two slices of one text read them twice, one slice of two texts once."""
+    one, two = (products(planner, "", OPERANDS, rows) for rows in (1, 2))
+    layers = [p for p in planner.rehearsal.played(Recipe())[0].parts.model.bert.encoder.parameters() if p.dim() == 2]
+    forward_and_back = 3 * sum(weight.nbytes for weight in layers)
+    assert 2 * one - two > forward_and_back
 
 
 def test_rates_are_set_right_by_layers_as_a_whole() -> None:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from tightfit.clock.layers import SHAPES, Layer, set_right
-from tightfit.clock.pieces import fastest, measure_pieces, narrow_products, optimizers
+from tightfit.clock.pieces import fastest, measure_pieces, narrow_products, optimizers, with_operands
 from tightfit.clock.quiet import Watch, is_quiet, one_core
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.work import NARROW
 
-_VERSION = 8
+_VERSION = 9
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _LENT = (
     "others used {:.0%} of this machine's time while it was measured, so times are foretold too long; plan again later"
@@ -80,7 +80,7 @@ def _round(layers: Sequence[Layer]) -> tuple[Rates, list[float]] | None:
 
 
 def _rates(layers: Sequence[Layer], rounds: Sequence[tuple[Rates, list[float]]]) -> Rates:
-    pieces = fastest([pieces for pieces, _ in rounds])
+    pieces = with_operands(fastest([pieces for pieces, _ in rounds]))
     whole = replace(pieces, curves={**pieces.curves, NARROW: narrow_products(pieces.call)})
     usual = [statistics.median(taken) for taken in zip(*(taken for _, taken in rounds), strict=True)]
     return set_right(whole, [(layer.table, seconds) for layer, seconds in zip(layers, usual, strict=True)])

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from tightfit.chance import BITS, Chance
 from tightfit.clock.noting import Noting
 from tightfit.clock.quiet import one_core, quickest, times
 from tightfit.clock.rates import Curve, Rates
-from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NORM, PASS, PRODUCT, SOFTMAX
+from tightfit.rehearsal.work import (
+    CHANCE,
+    CHANGE,
+    CURVE,
+    FRESH,
+    HEADS,
+    LOOKUP,
+    NORM,
+    OPERANDS,
+    PASS,
+    PRODUCT,
+    SOFTMAX,
+)  # fmt: skip
 
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
 _FEW = 1 << 16  # numbers that one core does as soon as several
-_PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (512, 1024, 4096), (2048, 768, 3072))
+# Tokens, and a matrix of weights; as many operations of few tokens as of many: these read more.
+_PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (128, 768, 3072), (512, 1024, 4096), (2048, 768, 3072))
 _HEADS = ((12, 32), (48, 128), (384, 128))  # heads of all texts, tokens of a text
 _COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
 _WIDTH, _HEAD = 1024, 64
@@ -68,13 +84,29 @@ def _undisturbed(run: Callable[[], Any], size: int) -> float:
 
 
 def _product(shape: tuple[int, int, int], dtype: torch.dtype, call: float) -> tuple[float, float]:
-    """With other weights each time: a layer's own are not in the caches when its turn comes."""
+    """Forward and back, with other weights each time: a layer's own are not in the caches when its turn comes."""
     tokens, inner, outer = shape
-    left, others = torch.full((tokens, inner), _NUMBER, dtype=dtype), _COLD // (inner * outer * dtype.itemsize)
-    weights = torch.full((max(2, others), outer, inner), _NUMBER, dtype=dtype)
-    turn, out = itertools.cycle(weights), torch.empty(tokens, outer, dtype=dtype)
+    left, right = (torch.full((tokens, width), _NUMBER, dtype=dtype) for width in (inner, outer))
+    others = max(2, _COLD // (inner * outer * dtype.itemsize))
+    turn = itertools.cycle(torch.full((others, outer, inner), _NUMBER, dtype=dtype))
+    seconds = [
+        quickest(lambda: torch.mm(left, next(turn).T, out=right)),
+        quickest(lambda: torch.mm(right, next(turn), out=left)),
+    ]
     flops = 2.0 * tokens * inner * outer
-    return flops, _net(quickest(lambda: torch.mm(left, next(turn).T, out=out)), call) / flops
+    return flops, _net(statistics.mean(seconds), call) / flops
+
+
+def with_operands(rates: Rates) -> Rates:
+    """Products told by two prices that foretell all of them best: of an operation, and of a byte read or written."""
+    flops, prices = np.array(rates.curves[PRODUCT]).T
+    touched = [4.0 * (tokens * inner + inner * outer + tokens * outer) for tokens, inner, outer in _PRODUCTS]
+    shares = np.array([flops, touched]).T / (flops * prices)[:, None]
+    operation, byte = np.linalg.lstsq(shares, np.ones(len(flops)))[0]
+    if operation <= 0 or byte < 0:  # the machine's mood has changed between them
+        operation, byte = float(np.median(prices)), 0.0
+    told: dict[str, Curve] = {PRODUCT: [(1.0, float(operation))], OPERANDS: [(1.0, float(byte))]}
+    return replace(rates, curves={**rates.curves, **told})
 
 
 def _heads(shape: tuple[int, int], call: float) -> tuple[float, float]:

@@ -12,7 +12,20 @@ from tightfit.cards import CARDS
 from tightfit.clock.rates import Curve, Rates
 from tightfit.device import Device
 from tightfit.host import HOST_WORK, TRANSFER
-from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NARROW, NORM, PASS, PRODUCT, SOFTMAX
+from tightfit.rehearsal.work import (
+    CHANCE,
+    CHANGE,
+    CURVE,
+    FRESH,
+    HEADS,
+    LOOKUP,
+    NARROW,
+    NORM,
+    OPERANDS,
+    PASS,
+    PRODUCT,
+    SOFTMAX,
+)  # fmt: skip
 
 _REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
 _PCIE = 12e9  # bytes a second between a card and pinned memory, with 16 lanes of the third generation
@@ -57,6 +70,7 @@ def rates_of_card(device: Device) -> Rates:
     curves: dict[str, Curve] = {
         sort: [(1.0, byte), (2.0, byte)] for sort in (FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)
     }
+    curves[OPERANDS] = [(1.0, 0.0)]  # read while the card multiplies
     for sort, speed in ((PRODUCT, fp32), (HEADS, fp32), (NARROW, fp16)):
         each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)
         curves[sort] = [(1.0, each), (2.0, each)]

@@ -19,9 +19,10 @@ from tightfit import shapes
 from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, monomials_of, powers_of
 from tightfit.rehearsal.tape import Section
 
-PRODUCT, NARROW, HEADS, FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
-    "matrix products", "matrix products in 16 bits", "many small products", "new memory", "passes into new memory",
-    "passes in place", "curves", "norms", "softmax", "random numbers", "lookups", "views",
+PRODUCT, OPERANDS, NARROW, HEADS, FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
+    "matrix products", "what products read and write", "matrix products in 16 bits", "many small products",
+    "new memory", "passes into new memory", "passes in place", "curves", "norms", "softmax", "random numbers",
+    "lookups", "views",
 )  # fmt: skip
 OPTIMIZER, ADDING_UP = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
 _NAMES = {
@@ -48,7 +49,7 @@ class Work:
     sections: list[int] = field(default_factory=list)
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
-        """One operation more; views take no time worth counting. A product computes, and fills new memory."""
+        """One operation more; views take no time worth counting. A product computes, reads and fills new memory."""
         sort = shapes.now.sort or sort_of(func)
         if sort is NOTHING:
             return
@@ -58,6 +59,9 @@ class Work:
             return
         sort = NARROW if _is_narrow(args) else HEADS if func.overloadpacket in _HEADS else PRODUCT
         self._add(sort, _flops(func, args, kwargs, out), 1, section)
+        if sort is PRODUCT:  # one by one: with few rows the weights are as large as with many, and count for most
+            for side in (side for side in (*args, out) if isinstance(side, torch.Tensor)):
+                self._add(OPERANDS, _bytes((side,)), 0, section)
         if not func._schema.is_mutable:  # else it goes where something was
             self._add(FRESH, _bytes((out,)), 0, section)
 
