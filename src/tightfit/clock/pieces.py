@@ -32,7 +32,7 @@ from tightfit.rehearsal.work import (
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
 _FEW = 1 << 16  # numbers that one core does as soon as several
 # Tokens, and a matrix of weights; as many operations of few tokens as of many: these read more.
-_PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (128, 768, 3072), (512, 1024, 4096), (2048, 768, 3072))
+_PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (128, 768, 3072), (256, 1024, 4096), (1024, 768, 3072))
 _HEADS = ((12, 32), (48, 128), (384, 128))  # heads of all texts, tokens of a text
 _COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
 _WIDTH, _HEAD = 1024, 64
@@ -43,7 +43,7 @@ _OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "adafactor")
 def measure_pieces() -> Rates:
     call = _seconds_of_a_call()
     curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
-    curves[PRODUCT] = [_product(shape, torch.float32, call) for shape in _PRODUCTS]
+    curves[PRODUCT] = _products(_PRODUCTS, torch.float32, call)
     curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
     return Rates(curves, call, {name: _optimizer(name) for name in optimizers()})
 
@@ -62,7 +62,7 @@ def _lowest(curves: Sequence[Curve]) -> Curve:
 
 def narrow_products(call: float) -> Curve:
     """Of numbers of 16 bits: slow, and seldom asked for."""
-    return [_product(shape, torch.bfloat16, call) for shape in _PRODUCTS[:2]]
+    return _products(_PRODUCTS[:1], torch.bfloat16, call)
 
 
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
@@ -83,12 +83,18 @@ def _undisturbed(run: Callable[[], Any], size: int) -> float:
         return min(seconds, quickest(run))
 
 
-def _product(shape: tuple[int, int, int], dtype: torch.dtype, call: float) -> tuple[float, float]:
-    """Forward and back, with other weights each time: a layer's own are not in the caches when its turn comes."""
+def _products(shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, call: float) -> Curve:
+    """Seconds for an operation, with other weights each time: a layer's own are in no cache when its turn comes."""
+    weights = torch.full((_COLD // dtype.itemsize,), _NUMBER, dtype=dtype)
+    return [_product(shape, weights, call) for shape in shapes]
+
+
+def _product(shape: tuple[int, int, int], weights: torch.Tensor, call: float) -> tuple[float, float]:
+    """Forward and back."""
     tokens, inner, outer = shape
-    left, right = (torch.full((tokens, width), _NUMBER, dtype=dtype) for width in (inner, outer))
-    others = max(2, _COLD // (inner * outer * dtype.itemsize))
-    turn = itertools.cycle(torch.full((others, outer, inner), _NUMBER, dtype=dtype))
+    left, right = (torch.full((tokens, width), _NUMBER, dtype=weights.dtype) for width in (inner, outer))
+    whole = weights.numel() // (inner * outer)
+    turn = itertools.cycle(weights[: whole * inner * outer].view(whole, outer, inner))
     seconds = [
         quickest(lambda: torch.mm(left, next(turn).T, out=right)),
         quickest(lambda: torch.mm(right, next(turn), out=left)),
