@@ -27,6 +27,7 @@ CARD = CARDS["RTX 3050 4GB"]
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 ROWS, LENGTH, WIDTH, LAYERS = 32, 128, 1024, 6
 STATES = 4 * ROWS * LENGTH * WIDTH  # bytes of a batch between two layers
+TENSORS = 16 * LAYERS + 9  # that learn: of every layer, the embeddings, the pooler and the head
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,8 @@ def test_optimizer_state_leaves_the_card(rehearsal: Rehearsal, more: str) -> Non
     kept, moved = (bill_of(rehearsal, f"checkpoint{word}{more}") for word in ("", " offload-optimizer"))
     state = most(kept, Kind.OPTIMIZER_STATE)
     assert state > 3.9 * kept.parameters
-    assert most(moved, Kind.OPTIMIZER_STATE) == 0
+    norms = 4 * TENSORS if "step-in-backward" in more else 0  # of the gradients, which come to the card one by one
+    assert most(moved, Kind.OPTIMIZER_STATE) == norms
     assert moved.peak < kept.peak - 0.5 * state
     assert state < moved.host < 2.2 * state
 
