@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from parts import CPU
 from plans import budget, planner_of
 
 from tightfit.cards import CARDS
+from tightfit.clock import Clock
 from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
@@ -54,6 +56,17 @@ def test_the_process_is_weighed_before_the_machine_is_measured(
     monkeypatch.setattr("tightfit.planning.planner.clock_for", lambda device: done.append("measured"))
     Planner.of(Job(model=str(tiny_model), data=str(reviews), max_length=32, seed=7), CPU)
     assert done == ["weighed", "measured"]
+
+
+def test_a_plan_says_what_is_odd_about_its_times(tmp_path: Path) -> None:
+    """Also to scripts: on a busy machine they are not worth much."""
+    usual = planner_of(tmp_path)
+    busy = replace(usual, clock=Clock(replace(usual.clock.rates, note="the machine is busy")))
+    assert usual.plan(budget(1 << 40), ANY).to_json()["notes"] == []
+    assert busy.plan(budget(1 << 40), ANY).to_json()["notes"] == ["the machine is busy"]
+    with pytest.raises(DoesNotFit) as error:
+        busy.plan(budget(1), ANY)
+    assert error.value.plan.notes == ("the machine is busy",)
 
 
 def test_with_room_for_all_the_result_stays_the_same(planner: Planner) -> None:

@@ -157,6 +157,7 @@ class Planner:
             refused=tuple(refusals(self.drafts.refused, chosen.recipe, budget.device, wishes)),
             advice=tuple(length_advice(self, chosen)),
             ways_out=ways,
+            notes=tuple(note for note in (budget.note, self.clock.rates.note) if note),
         )
 
     def _looked_at(self, recipe: Recipe) -> Option | None:

@@ -102,6 +102,8 @@ class Plan:
     """What shorter texts would save."""
     ways_out: tuple[str, ...] = ()
     """What would make it fit, the smallest change first; empty if it fits."""
+    notes: tuple[str, ...] = ()
+    """What is odd about the budget, and about the machine's rates, which times come from."""
 
     @property
     def fits(self) -> bool:
@@ -123,7 +125,7 @@ class Plan:
         return {
             "fits": self.fits,
             "budget_bytes": self.budget.size,
-            "note": self.budget.note,
+            "notes": list(self.notes),
             "device": self.budget.device.title,
             **self.chosen.to_json(),
             "plain": self.plain.to_json(),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.budget import Budget
 from tightfit.cards import find_card
-from tightfit.clock import clock_for
 from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning import plan
@@ -59,11 +58,10 @@ def run_plan(job: Job, asked: Asked, *, out: Path | None, export: Path | None, q
     try:
         with screen.status("Planning"):
             made = make(job, budget, **asked.wishes)
-            odd = clock_for(budget.device).rates.note
     except DoesNotFit as error:
         return error.plan
-    if odd:
-        screen.say(odd)
+    for note in set(made.notes) - {budget.note}:
+        screen.say(note)
     if out:
         from tightfit.planning.file import write_plan
 
