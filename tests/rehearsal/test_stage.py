@@ -19,9 +19,10 @@ from tightfit.rehearsal.bill import MOMENTS, moments_of
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.performing import Company
 from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.rehearsal.sizes import fixed_sizes
+from tightfit.rehearsal.sizes import NotAlike, fixed_sizes
 from tightfit.rehearsal.stage import Extents, play
 from tightfit.rehearsal.timeline import Timeline
+from tightfit.rehearsal.work import Work
 from tightfit.strategy import Kind
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
@@ -44,6 +45,7 @@ RECIPES = [
     "slice-layers:size=2",
     "step-in-backward",
     "bf16-weights",
+    "slice-layers:size=2 adafactor step-in-backward",
     "slice-layers:size=2 adamw-8bit step-in-backward",
     "lora",
     "lora:merge=false,dropout=0.1 checkpoint",
@@ -114,6 +116,15 @@ def test_every_architecture_is_rehearsed(folder: Path) -> None:
     assert set(foretold) == USUAL
     for moment in ("forward", "backward", "step"):
         assert total(foretold[moment]) == pytest.approx(total(found[moment]), rel=0.02), moment
+
+
+def test_a_play_whose_time_cannot_be_told_holds_for_itself_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlike(*given: object) -> None:
+        raise NotAlike
+
+    assert Rehearsal(company_of(folder), Lengths.uniform(8, 23))._play(Recipe()).for_all
+    monkeypatch.setattr(Work, "per_extent", unlike)
+    assert not Rehearsal(company_of(folder), Lengths.uniform(8, 23))._play(Recipe()).for_all
 
 
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
