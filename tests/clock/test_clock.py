@@ -13,7 +13,7 @@ import torch
 from plans import RATES, planner_of
 
 from tightfit.cards import CARDS
-from tightfit.clock import Clock, clock_for, measured, pieces, quiet
+from tightfit.clock import Clock, clock_for, measured, pieces, products, quiet
 from tightfit.clock.layers import Layer, foretold, set_right
 from tightfit.clock.pieces import fastest
 from tightfit.clock.rates import Rates
@@ -34,7 +34,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     return planner_of(tmp_path_factory.mktemp("model"))
 
 
-def products(planner: Planner, words: str, sort: str = PRODUCT, rows: int = 4) -> float:
+def amount(planner: Planner, words: str, sort: str = PRODUCT, rows: int = 4) -> float:
     """Floating-point operations of a slice of some texts of 32 tokens, or bytes that they go through."""
     played, _ = planner.rehearsal.played(Recipe.parse(words.split()))
     return sum(
@@ -56,16 +56,16 @@ def test_products_are_counted_as_torch_counts_them(planner: Planner) -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.ones(4, 32, dtype=torch.long), labels=torch.zeros(4, dtype=torch.long)).loss.backward()
     attention = config.num_hidden_layers * 7 * 2 * 4 * 32 * 32 * config.hidden_size
-    assert products(planner, "") == pytest.approx(counter.get_total_flops() + attention, rel=0.01)
+    assert amount(planner, "") == pytest.approx(counter.get_total_flops() + attention, rel=0.01)
 
 
 def test_a_second_run_of_the_layers_is_a_third_more(planner: Planner) -> None:
-    assert products(planner, "checkpoint") / products(planner, "") == pytest.approx(4 / 3, rel=0.03)
+    assert amount(planner, "checkpoint") / amount(planner, "") == pytest.approx(4 / 3, rel=0.03)
 
 
 def test_tiles_stand_for_all_rows(planner: Planner) -> None:
     """Attention in tiles computes its scores twice; all else is as it was."""
-    assert 1.0 <= products(planner, "attention") / products(planner, "") < 1.2
+    assert 1.0 <= amount(planner, "attention") / amount(planner, "") < 1.2
 
 
 def test_slices_cost_calls_and_save_padding(planner: Planner) -> None:
@@ -251,27 +251,27 @@ def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
 def measured_at(operation: float, byte: float) -> Rates:
     """As they would be measured if these were the prices."""
     told = []
-    for tokens, inner, outer in pieces._PRODUCTS:
+    for tokens, inner, outer in products._SHAPES:
         flops, touched = 2.0 * tokens * inner * outer, 4.0 * (tokens * inner + inner * outer + tokens * outer)
         told.append((flops, (operation * flops + byte * touched) / flops))
     return Rates({PRODUCT: told}, 1e-6, {})
 
 
 def test_products_of_few_tokens_are_told_by_what_they_read() -> None:
-    rates = pieces.with_operands(measured_at(6e-12, 2e-10))
+    rates = products.with_operands(measured_at(6e-12, 2e-10))
     assert [price for _, price in rates.curves[PRODUCT]] == pytest.approx([6e-12])
     assert [price for _, price in rates.curves[OPERANDS]] == pytest.approx([2e-10])
 
 
 def test_where_reading_would_win_time_it_costs_nothing() -> None:
-    rates = pieces.with_operands(measured_at(6e-12, -1e-11))
+    rates = products.with_operands(measured_at(6e-12, -1e-11))
     assert rates.curves[OPERANDS] == [(1.0, 0.0)]
     assert 5e-12 < rates.curves[PRODUCT][0][1] < 6e-12
 
 
 def test_a_product_reads_its_weights_whatever_the_tokens(planner: Planner) -> None:
     """Two slices of one text read them twice, one slice of two texts once."""
-    one, two = (products(planner, "", OPERANDS, rows) for rows in (1, 2))
+    one, two = (amount(planner, "", OPERANDS, rows) for rows in (1, 2))
     layers = [p for p in planner.rehearsal.played(Recipe())[0].parts.model.bert.encoder.parameters() if p.dim() == 2]
     forward_and_back = 3 * sum(weight.nbytes for weight in layers)
     assert 2 * one - two > forward_and_back

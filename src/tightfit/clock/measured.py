@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from tightfit.clock.layers import SHAPES, Layer, set_right
-from tightfit.clock.pieces import fastest, measure_pieces, narrow_products, optimizers, with_operands
+from tightfit.clock.pieces import fastest, measure_pieces, optimizers
+from tightfit.clock.products import narrow_products, with_operands
 from tightfit.clock.quiet import Watch, is_quiet, one_core
 from tightfit.clock.rates import Rates
 from tightfit.rehearsal.work import NARROW

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from tightfit.chance import BITS, Chance
 from tightfit.clock.noting import Noting
-from tightfit.clock.quiet import one_core, quickest, times
+from tightfit.clock.products import NUMBER, measure_products
+from tightfit.clock.quiet import net, one_core, quickest, times
 from tightfit.clock.rates import Curve, Rates
-from tightfit.rehearsal.work import (
-    CHANCE,
-    CHANGE,
-    CURVE,
-    FRESH,
-    HEADS,
-    LOOKUP,
-    NORM,
-    OPERANDS,
-    PASS,
-    PRODUCT,
-    SOFTMAX,
-)  # fmt: skip
+from tightfit.rehearsal.work import CHANCE, CHANGE, CURVE, FRESH, HEADS, LOOKUP, NORM, PASS, PRODUCT, SOFTMAX
 
 _SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # numbers in a tensor
 _FEW = 1 << 16  # numbers that one core does as soon as several
-# Tokens, and a matrix of weights; as many operations of few tokens as of many: these read more.
-_PRODUCTS = ((32, 384, 384), (128, 768, 768), (512, 768, 768), (128, 768, 3072), (256, 1024, 4096), (1024, 768, 3072))
 _HEADS = ((12, 32), (48, 128), (384, 128))  # heads of all texts, tokens of a text
-_COLD = 48 << 20  # bytes of weights that no cache holds, as those of the next layer
 _WIDTH, _HEAD = 1024, 64
-_NUMBER = 0.5  # in every tensor: drawing them would take longer than the work
 _OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "adafactor")
 
 
 def measure_pieces() -> Rates:
     call = _seconds_of_a_call()
     curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
-    curves[PRODUCT] = _products(_PRODUCTS, torch.float32, call)
+    curves[PRODUCT] = measure_products(call)
     curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
     return Rates(curves, call, {name: _optimizer(name) for name in optimizers()})
 
@@ -60,17 +41,12 @@ def _lowest(curves: Sequence[Curve]) -> Curve:
     return [min(points, key=lambda point: point[1]) for points in zip(*curves, strict=True)]
 
 
-def narrow_products(call: float) -> Curve:
-    """Of numbers of 16 bits: slow, and seldom asked for."""
-    return _products(_PRODUCTS[:1], torch.bfloat16, call)
-
-
 def _curve(sample: Callable[[torch.Tensor], tuple[Callable[[], Any], float]], call: float) -> Curve:
     """Seconds for a byte, from small tensors to large ones."""
     points = []
     for size in _SIZES:
-        run, touched = sample(torch.full((max(1, size // _WIDTH), min(size, _WIDTH)), _NUMBER))
-        points.append((touched, _net(_undisturbed(run, size), call) / touched))
+        run, touched = sample(torch.full((max(1, size // _WIDTH), min(size, _WIDTH)), NUMBER))
+        points.append((touched, net(_undisturbed(run, size), call) / touched))
     return points
 
 
@@ -83,47 +59,11 @@ def _undisturbed(run: Callable[[], Any], size: int) -> float:
         return min(seconds, quickest(run))
 
 
-def _products(shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, call: float) -> Curve:
-    """Seconds for an operation, with other weights each time: a layer's own are in no cache when its turn comes."""
-    weights = torch.full((_COLD // dtype.itemsize,), _NUMBER, dtype=dtype)
-    return [_product(shape, weights, call) for shape in shapes]
-
-
-def _product(shape: tuple[int, int, int], weights: torch.Tensor, call: float) -> tuple[float, float]:
-    """Forward and back."""
-    tokens, inner, outer = shape
-    left, right = (torch.full((tokens, width), _NUMBER, dtype=weights.dtype) for width in (inner, outer))
-    whole = weights.numel() // (inner * outer)
-    turn = itertools.cycle(weights[: whole * inner * outer].view(whole, outer, inner))
-    seconds = [
-        quickest(lambda: torch.mm(left, next(turn).T, out=right)),
-        quickest(lambda: torch.mm(right, next(turn), out=left)),
-    ]
-    flops = 2.0 * tokens * inner * outer
-    return flops, _net(statistics.mean(seconds), call) / flops
-
-
-def with_operands(rates: Rates) -> Rates:
-    """Products told by two prices that foretell all of them best: of an operation, and of a byte read or written."""
-    flops, prices = np.array(rates.curves[PRODUCT]).T
-    touched = [4.0 * (tokens * inner + inner * outer + tokens * outer) for tokens, inner, outer in _PRODUCTS]
-    shares = np.array([flops, touched]).T / (flops * prices)[:, None]
-    operation, byte = np.linalg.lstsq(shares, np.ones(len(flops)))[0]
-    if operation <= 0 or byte < 0:  # the machine's mood has changed between them
-        operation, byte = float(np.median(prices)), 0.0
-    told: dict[str, Curve] = {PRODUCT: [(1.0, float(operation))], OPERANDS: [(1.0, float(byte))]}
-    return replace(rates, curves={**rates.curves, **told})
-
-
 def _heads(shape: tuple[int, int], call: float) -> tuple[float, float]:
     heads, tokens = shape
-    left, right = torch.full((heads, tokens, _HEAD), _NUMBER), torch.full((heads, _HEAD, tokens), _NUMBER)
+    left, right = torch.full((heads, tokens, _HEAD), NUMBER), torch.full((heads, _HEAD, tokens), NUMBER)
     flops, out = 2.0 * heads * tokens * tokens * _HEAD, torch.empty(heads, tokens, tokens)
-    return flops, _net(quickest(lambda: torch.bmm(left, right, out=out)), call) / flops
-
-
-def _net(seconds: float, call: float) -> float:
-    return max(seconds - call, seconds / 4)
+    return flops, net(quickest(lambda: torch.bmm(left, right, out=out)), call) / flops
 
 
 def _pass(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
@@ -188,8 +128,8 @@ def _optimizer(name: str) -> float:
     """Seconds for a parameter, of a matrix that no cache holds."""
     from tightfit.recipe import parse_strategy
 
-    weight = torch.nn.Parameter(torch.full((4 * _WIDTH, _WIDTH), _NUMBER))
-    weight.grad = torch.full_like(weight, _NUMBER)
+    weight = torch.nn.Parameter(torch.full((4 * _WIDTH, _WIDTH), NUMBER))
+    weight.grad = torch.full_like(weight, NUMBER)
     optimizer = parse_strategy(name).build([{"params": [weight], "weight_decay": 0.01}], 1e-5)  # type: ignore[attr-defined]
     optimizer.step()  # which makes its state
     return min(times(optimizer.step, 2)) / weight.numel()

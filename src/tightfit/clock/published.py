@@ -12,20 +12,7 @@ from tightfit.cards import CARDS
 from tightfit.clock.rates import Curve, Rates
 from tightfit.device import Device
 from tightfit.host import HOST_WORK, TRANSFER
-from tightfit.rehearsal.work import (
-    CHANCE,
-    CHANGE,
-    CURVE,
-    FRESH,
-    HEADS,
-    LOOKUP,
-    NARROW,
-    NORM,
-    OPERANDS,
-    PASS,
-    PRODUCT,
-    SOFTMAX,
-)  # fmt: skip
+from tightfit.rehearsal.work import HEADS, NARROW, OPERANDS, PRODUCT, THROUGH_MEMORY
 
 _REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
 _PCIE = 12e9  # bytes a second between a card and pinned memory, with 16 lanes of the third generation
@@ -67,9 +54,7 @@ def rates_of_card(device: Device) -> Rates:
     name = listed or _nearest(device)
     fp32, fp16, memory = _CARDS[name]
     byte = 1 / (memory * 1e9 * _REACHED_MEMORY)
-    curves: dict[str, Curve] = {
-        sort: [(1.0, byte), (2.0, byte)] for sort in (FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)
-    }
+    curves: dict[str, Curve] = {sort: [(1.0, byte), (2.0, byte)] for sort in THROUGH_MEMORY}
     curves[OPERANDS] = [(1.0, 0.0)]  # read while the card multiplies
     for sort, speed in ((PRODUCT, fp32), (HEADS, fp32), (NARROW, fp16)):
         each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)

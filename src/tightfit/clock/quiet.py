@@ -94,3 +94,8 @@ def times(run: Callable[[], Any], count: int) -> list[float]:
         run()
         taken.append(time.perf_counter() - start)
     return taken
+
+
+def net(seconds: float, call: float) -> float:
+    """Without what calling takes."""
+    return max(seconds - call, seconds / 4)

@@ -52,7 +52,7 @@ class Keeping:
         return elsewhere(self._choose, planner)
 
     def _choose(self, planner: Planner) -> Kept:
-        notes = [note for note in (self.budget.note, planner.clock.rates.note) if note]
+        notes = list(planner.notes(self.budget))
         option = planner.option(self.planned) if self.planned is not None else None
         if self.planned is not None and option is None:
             notes.append(f"the plan cannot be carried out here ({planner.refusal(self.planned)}): planned again")

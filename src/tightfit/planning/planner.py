@@ -69,6 +69,10 @@ class Planner:
         draft = self.drafts.draft(recipe)
         return self.drafts.option(draft) if draft is not None else None
 
+    def notes(self, budget: Budget) -> tuple[str, ...]:
+        """What is odd about the budget, and about the machine's rates."""
+        return tuple(note for note in (budget.note, self.clock.rates.note) if note)
+
     def refusal(self, recipe: Recipe) -> str | None:
         """Why a recipe that was asked for cannot be used."""
         return self.drafts.refused.get(" ".join(recipe.words))
@@ -157,7 +161,7 @@ class Planner:
             refused=tuple(refusals(self.drafts.refused, chosen.recipe, budget.device, wishes)),
             advice=tuple(length_advice(self, chosen)),
             ways_out=ways,
-            notes=tuple(note for note in (budget.note, self.clock.rates.note) if note),
+            notes=self.notes(budget),
         )
 
     def _looked_at(self, recipe: Recipe) -> Option | None:

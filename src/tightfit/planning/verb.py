@@ -60,8 +60,9 @@ def run_plan(job: Job, asked: Asked, *, out: Path | None, export: Path | None, q
             made = make(job, budget, **asked.wishes)
     except DoesNotFit as error:
         return error.plan
-    for note in set(made.notes) - {budget.note}:
-        screen.say(note)
+    for note in made.notes:
+        if note != budget.note:  # which was said before
+            screen.say(note)
     if out:
         from tightfit.planning.file import write_plan
 

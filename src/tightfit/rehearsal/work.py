@@ -24,6 +24,7 @@ PRODUCT, OPERANDS, NARROW, HEADS, FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHA
     "new memory", "passes into new memory", "passes in place", "curves", "norms", "softmax", "random numbers",
     "lookups", "views",
 )  # fmt: skip
+THROUGH_MEMORY = (FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)  # what takes as long as its bytes
 OPTIMIZER, ADDING_UP = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
 _NAMES = {
     CURVE: "gelu gelu_backward tanh tanh_backward silu silu_backward sigmoid erf exp log sin cos pow relu",

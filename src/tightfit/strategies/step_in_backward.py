@@ -69,9 +69,10 @@ def step_in_backward(parts: Parts, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
         parameter.grad = None
 
-    for number, parameter in enumerate(_parameters(optimizer)):
-        if limit:
-            _squares(optimizer, parameter.device)  # now, so that the first step is like all others
+    parameters = _parameters(optimizer)
+    if limit:
+        _squares(optimizer, parameters[0].device)  # now, so that the first step is like all others
+    for number, parameter in enumerate(parameters):
         parameter.register_post_accumulate_grad_hook(partial(step, number))
 
 
