@@ -32,7 +32,7 @@ docs: $(VENV)/installed
 	$(BIN)/python scripts/docs.py
 
 # Benchmarks write what they measure to records/. They read ../shared and are no tests.
-bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding bench-answers bench-promise bench-regret bench-same bench-demo
+bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding bench-answers bench-planning bench-promise bench-regret bench-same bench-demo
 
 bench-%: $(VENV)/installed
 	$(BIN)/python bench/$*.py

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import planned
 import records
-from records import RECORDS
+from records import RECORDS, record
 from tables import HEADINGS, gib, percent, table
 from tightfit.ladders.record import load_ladder
 
 SOURCE = RECORDS.parent / "src" / "tightfit"
-
-
-def record(name: str) -> Any:
-    return json.loads((RECORDS / f"{name}.json").read_text("utf-8"))
 
 
 def who(name: str) -> str:
@@ -56,42 +51,6 @@ def purpose(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").splitlines()[0]
 
 
-def answers(language: str) -> str:
-    """BERT-Large in 4 GB."""
-    from tightfit.units import format_seconds
-
-    rows = [
-        (
-            answer["device"],
-            gib(answer["budget_bytes"]),
-            f"{gib(answer['plain']['peak_bytes'])}, {format_seconds(answer['plain']['seconds_per_epoch'])}",
-            f"`{' '.join(answer['recipe'])}`",
-            gib(answer["peak_bytes"]),
-            format_seconds(answer["seconds_per_epoch"]),
-            f"`{answer['result']}`",
-        )
-        for answer in record("answers").values()
-    ]
-    return table(HEADINGS["answers"][language], rows)
-
-
-def promise(language: str) -> str:
-    """Runs under a hard limit, by model."""
-    runs = record("promise")["runs"]
-    rows = []
-    for model in dict.fromkeys(name.partition(" ")[0] for name in runs):
-        chosen = {name: run for name, run in runs.items() if name.partition(" ")[0] == model}
-        done = [run for run in chosen.values() if run["exit"] == 0]
-        used = [run["peak_bytes"] / run["budget_bytes"] for run in done]
-        ratios = [run["peak_bytes"] / run["foretold_bytes"] for run in done]
-        budgets = ", ".join(name.partition(" ")[2] for name in chosen)
-        spread = f"{min(used):.2f} – {max(used):.2f}", f"{min(ratios):.3f} – {max(ratios):.3f}"
-        mended = [len(run["not_as_planned"]) for run in done if "not_as_planned" in run]
-        noted = f"{len([count for count in mended if count])} / {len(mended)}" if mended else "–"
-        rows.append((model, str(len(chosen)), str(len(chosen) - len(done)), noted, budgets, *spread))
-    return table(HEADINGS["promise"][language], rows)
-
-
 def quality(language: str) -> str:
     found = record("quality")
     rows = []
@@ -102,34 +61,6 @@ def quality(language: str) -> str:
         f"\n基线各种子之间的差距：{noise}。\n" if language == "zh" else f"\nThe baseline's seeds differ by {noise}.\n"
     )
     return table(HEADINGS["quality"][language], rows) + below
-
-
-def regret(language: str) -> str:
-    """The chosen recipe beside the other ones that fit, measured, and alone."""
-    rows = []
-    for name, case in record("regret")["cases"].items():
-        beside, alone = case["together"], case.get("alone")
-        plan = f"`{' '.join(beside['runs'][0]['recipe'])}`"
-        error = off(alone) if alone else "–"
-        if alone and alone["recipe"] != beside["runs"][0]["recipe"]:  # times so close that another day has another plan
-            error += f" (`{' '.join(alone['recipe'])}`)"
-        pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
-        slower = f"{beside['regret']:.0%}" if len(alike(beside["runs"])) > 1 else "–"
-        rows.append((*name.split(), plan, slower, pairs, error))
-    return table(HEADINGS["regret"][language], rows)
-
-
-def alike(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that do as much to the result as the chosen one."""
-    return [run for run in runs if run["result"] == runs[0]["result"]]
-
-
-def off(alone: dict[str, Any]) -> str:
-    """How far its time was foretold from what it took, and how far by each measuring of the machine."""
-    foretold = alone.get("foretold_before_amid_after", [alone["foretold_seconds"]])
-    of_each = [seconds / alone["seconds_per_step"] - 1 for seconds in foretold]
-    each = f" ({', '.join(f'{one:+.0%}' for one in of_each)})" if len(of_each) > 1 else ""
-    return f"{statistics.mean(of_each):+.0%}{each}"
 
 
 def ladder(language: str) -> str:
@@ -238,10 +169,11 @@ def rungs(name: str) -> Callable[[str], str]:
 
 BLOCKS = {
     "strategies": strategies,
-    "regret": regret,
+    "regret": planned.regret,
+    "planning": planned.planning,
     "tree": tree,
-    "answers": answers,
-    "promise": promise,
+    "answers": planned.answers,
+    "promise": planned.promise,
     "quality": quality,
     "ladder": ladder,
     "rungs-macbert-large": rungs("rungs-macbert-large"),

@@ -1,4 +1,4 @@
-"""What the committed records say of the rehearsal's accuracy."""
+"""The committed records, and what they say of the rehearsal's accuracy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ CURRENT = ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2", "hf_pr_28802_bert_sdpa")  #
 _OUTERMOST = 0.02  # of the runs on either side are left out of the band
 
 
+def record(name: str) -> Any:
+    return json.loads((RECORDS / f"{name}.json").read_text("utf-8"))
+
+
 def memory_runs() -> list[dict[str, Any]]:
-    return json.loads((RECORDS / "memory.json").read_text("utf-8"))["runs"]
+    return record("memory")["runs"]
 
 
 def published_rows() -> list[dict[str, Any]]:
-    return json.loads((RECORDS / "published.json").read_text("utf-8"))["rows"]
+    return record("published")["rows"]
 
 
 def published_errors() -> dict[str, list[float]]:

@@ -13,10 +13,23 @@ HEADINGS = {
             "budget",
             "the plan",
             "slower than the fastest",
+            "… than those next to it",
             "pairs in the foretold order",
             "its time foretold, alone",
         ),
-        "zh": ("模型", "预算", "方案", "比最快的慢", "次序与预测相同的配对", "单独运行时的用时预测误差"),
+        "zh": (
+            "模型",
+            "预算",
+            "方案",
+            "比最快的慢",
+            "比相邻的慢",
+            "次序与预测相同的配对",
+            "单独运行时的用时预测误差",
+        ),
+    },
+    "planning": {
+        "en": ("budget", "asked for", "a plan takes"),
+        "zh": ("预算", "何时", "规划用时"),
     },
     "quality": {
         "en": ("", "F1 of seeds 1, 2, …"),
@@ -62,6 +75,15 @@ HEADINGS = {
         "en": ("source", "rows", "median absolute error", "lowest", "highest"),
         "zh": ("来源", "行数", "误差绝对值中位数", "最低", "最高"),
     },
+}
+
+ASKED = {
+    "en": (
+        "on first use, measuring the machine",
+        "in a fresh process, median and range",
+        "after it, in the same process",
+    ),
+    "zh": ("首次使用，先测机器速度", "新进程，中位数与范围", "随后在同一进程里"),
 }
 
 
