@@ -69,12 +69,13 @@ def main() -> None:
     parser.add_argument(
         "--parts", nargs="*", default=["together", "alone", "near"], help="what to measure of each case"
     )
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
     given = parser.parse_args()
     measures = {"together": together, "alone": alone, "near": near}
     cases, start = earlier(), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         data = reviews(Path(name), 1800)
-        for model, budget, others in CASES:
+        for model, budget, others in [case for case in CASES if given.only in f"{case[0]} {case[1]}"]:
             for part in given.parts:
                 known = cases.setdefault(f"{model} {budget}", {})
                 if part in known or (given.minutes is not None and time.monotonic() - start > 60 * given.minutes):
@@ -82,12 +83,18 @@ def main() -> None:
                 watch = Watch()
                 known[part] = measures[part](model, budget, others, data, Path(name))
                 known[part]["stolen"] = round(watch.stolen, 3)  # of the machine's time, by its host for others
-                RECORD.write_text(json.dumps({"cases": cases}, indent=1) + "\n", "utf-8")
+                RECORD.write_text(json.dumps({"cases": in_order(cases)}, indent=1) + "\n", "utf-8")
                 print(model, budget, part, json.dumps(known[part]), flush=True)
 
 
 def earlier() -> dict[str, Any]:
     return json.loads(RECORD.read_text("utf-8"))["cases"] if RECORD.is_file() else {}
+
+
+def in_order(cases: dict[str, Any]) -> dict[str, Any]:
+    """As they stand above, without those that nothing is known of."""
+    names = [f"{model} {budget}" for model, budget, _ in CASES]
+    return {name: cases[name] for name in names if cases.get(name)}
 
 
 def together(model: str, budget: str, others: int, data: Path, folder: Path) -> dict[str, Any]:
@@ -185,7 +192,7 @@ def foretold_now(job: Job, recipes: list[list[str]], folder: Path) -> list[dict[
         cache = Path(tempfile.mkdtemp(dir=folder))
         os.environ["XDG_CACHE_HOME"] = str(cache)
         found = ask({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
-        if any(cache.iterdir()):  # rates of a machine in others' hands are not kept
+        if any(json.loads(file.read_text("utf-8"))["rates"]["note"] is None for file in cache.rglob("rates.json")):
             break
     return [one["foretold"] for one in found]
 

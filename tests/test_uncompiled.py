@@ -64,6 +64,26 @@ print(isinstance(torch.ones(1), DTensor), torch.distributed.is_available(), "sym
     assert told(code) == ["True True True", "None torch._dynamo.config", "False False False"]
 
 
+def test_what_a_model_checks_brings_no_algebra_system() -> None:
+    """As T5 does in every forward, with a condition that is known."""
+    code = """
+import sys, torch
+torch._check(True, lambda: "nothing")
+torch._check_value(True)
+print("sympy" in sys.modules)
+for check, error in ((torch._check, RuntimeError), (torch._check_value, ValueError)):
+    try:
+        check(False, lambda: "so it is")
+    except error as raised:
+        print(raised)
+try:
+    torch._check(torch.tensor(True))
+except TypeError:
+    print("no bool")
+"""
+    assert told(code) == ["False", "so it is", "so it is", "no bool"]
+
+
 def test_who_asks_for_more_gets_the_whole() -> None:
     code = """
 import torch._dynamo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import bitsandbytes
 
 import tightfit.optimizers.adamw8 as ours
 from tightfit.optimizers.adamw8 import AdamW8
+from tightfit.recipe import parse_strategy
 from tightfit.rehearsal.kernels.cpu import scratch
 
 SHAPES = ((96, 133), (129,), (3, 40, 50))
@@ -75,3 +77,11 @@ def test_a_piece_takes_the_room_that_a_rehearsal_says() -> None:
     foretold = scratch(torch.ops.bitsandbytes.optimizer_update_8bit_blockwise.default, args)
     seen = live.peak - weights.nbytes  # which is looked at, not made
     assert seen == pytest.approx(sum(foretold), rel=0.02)
+
+
+def test_what_bitsandbytes_lacks_for_others_is_not_said() -> None:
+    """On processors with bf16 it warns of kernels for weights of 4 bits whenever it is imported."""
+    from bitsandbytes.backends.cpu import ops
+
+    parse_strategy("adamw-8bit").load()
+    assert not ops.logger.isEnabledFor(logging.WARNING)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cache
@@ -25,9 +26,11 @@ from tightfit.rehearsal.work import NARROW
 _VERSION = 9
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _LENT = (
-    "others used {:.0%} of this machine's time while it was measured, so times are foretold too long; plan again later"
+    "others used {:.0%} of this machine's time while it was measured, so times are foretold too long; "
+    "a plan made later than ten minutes from then measures it again"
 )
 _NOT_MUCH = 0.05
+_A_WHILE = 600  # seconds: who plans again, or trains what he has planned, does not wait once more
 _ROUNDS = 3  # at most, of two seconds each
 _ENOUGH = 2  # rounds that nobody disturbed
 
@@ -35,20 +38,16 @@ _ENOUGH = 2  # rounds that nobody disturbed
 @cache
 def rates_of_this_machine() -> Rates:
     """From the file that an earlier call left, if it was the same machine, torch and tightfit."""
-    file, machine = _cache_file(), _machine()
-    try:
-        kept = json.loads(file.read_text("utf-8"))
-        if kept["machine"] == machine:
-            return Rates(**kept["rates"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # none yet, or not ours: measure
+    kept = _kept()
+    if kept is not None:
+        return kept
     watch = Watch()
     rates = measure() if is_quiet() else None
     if rates is None:
         return replace(measure_on_one_core(), note=_BUSY)
     if (lent := watch.others) > _NOT_MUCH:
-        return replace(rates, note=_LENT.format(lent))
-    _keep(file, {"machine": machine, "rates": asdict(rates)})
+        rates = replace(rates, note=_LENT.format(lent))
+    _keep(rates)
     return rates
 
 
@@ -114,11 +113,22 @@ def _cache_file() -> Path:
     return home / "tightfit" / "rates.json"
 
 
-def _keep(file: Path, content: dict[str, Any]) -> None:
+def _kept() -> Rates | None:
+    """None if there are none yet, they are not ours, or were good for a while only."""
+    try:
+        kept = json.loads(_cache_file().read_text("utf-8"))
+        rates = Rates(**kept["rates"]) if kept["machine"] == _machine() else None
+        return rates if rates is None or rates.note is None or 0 <= time.time() - kept["made"] < _A_WHILE else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(rates: Rates) -> None:
+    file = _cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         aside = file.with_name(f"{file.name}.{os.getpid()}")
-        aside.write_text(json.dumps(content), "utf-8")
+        aside.write_text(json.dumps({"machine": _machine(), "made": time.time(), "rates": asdict(rates)}), "utf-8")
         aside.replace(file)
     except OSError:
         pass  # measured again next time

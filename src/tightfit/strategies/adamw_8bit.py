@@ -8,6 +8,7 @@ bitsandbytes', an extra package: pip install bitsandbytes. Fast on cards; on a C
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +32,12 @@ class AdamW8Bit(Strategy):
     chooses: ClassVar[str | None] = "optimizer"
     steps_only: ClassVar[bool] = True
     needs: ClassVar[str | None] = "bitsandbytes"
+
+    @classmethod
+    def load(cls) -> None:
+        """bitsandbytes warns that kernels for weights of 4 bits are missing, which nobody asked for."""
+        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+        super().load()
 
     def apply(self, parts: Parts) -> Parts:
         if not self.is_there():
