@@ -173,6 +173,7 @@ BLOCKS = {
     "planning": planned.planning,
     "tree": tree,
     "answers": planned.answers,
+    "answer": planned.answer,
     "promise": planned.promise,
     "quality": quality,
     "ladder": ladder,

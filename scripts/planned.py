@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from records import record
+from records import RECORDS, record
 from tables import ASKED, HEADINGS, gib, table
 
 
@@ -26,6 +26,12 @@ def answers(language: str) -> str:
         for answer in record("answers").values()
     ]
     return table(HEADINGS["answers"][language], rows)
+
+
+def answer(_: str) -> str:
+    """What a plan looks like."""
+    asked = '$ tightfit plan --model hfl/chinese-macbert-large --data reviews.csv --device "GTX 1650 4GB"'
+    return f"```\n{asked}\n{(RECORDS / 'answer.txt').read_text('utf-8').strip()}\n```\n"
 
 
 def promise(language: str) -> str:
