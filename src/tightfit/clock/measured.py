@@ -117,8 +117,9 @@ def _kept() -> Rates | None:
     """None if there are none yet, they are not ours, or were good for a while only."""
     try:
         kept = json.loads(_cache_file().read_text("utf-8"))
-        rates = Rates(**kept["rates"]) if kept["machine"] == _machine() else None
-        return rates if rates is None or rates.note is None or 0 <= time.time() - kept["made"] < _A_WHILE else None
+        rates = Rates(**kept["rates"])
+        good = rates.note is None or 0 <= time.time() - kept["made"] < _A_WHILE
+        return rates if good and kept["machine"] == _machine() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
