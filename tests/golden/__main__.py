@@ -1,0 +1,5 @@
+"""Writes the golden estimates anew."""
+
+from golden.estimates import write
+
+write()

@@ -1,0 +1,132 @@
+"""What every recipe takes on small models: bytes by phase and kind, and operations by kind. The process is left out."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from heads import small_config
+from parts import CPU
+
+from tightfit import Job
+from tightfit.cards import CARDS
+from tightfit.data.labels import Labels
+from tightfit.device import Device
+from tightfit.errors import RecipeError
+from tightfit.recipe import Recipe
+from tightfit.rehearsal.lengths import Lengths
+from tightfit.rehearsal.performing import Company
+from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.rehearsal.work import Work
+
+FILE = Path(__file__).parent / "estimates.json"
+DEVICES = {"cpu": CPU, "gpu": CARDS["T4 16GB"]}
+SHAPES: dict[str, dict[str, Any]] = {
+    "Bert, 6 layers, 16 rows of 48": {"architecture": "Bert", "layers": 6, "batch_size": 16, "max_length": 48},
+    "DistilBert, 5 layers, 12 rows of 40": {
+        "architecture": "DistilBert",
+        "layers": 5,
+        "batch_size": 12,
+        "max_length": 40,
+    },
+    "GPT2, 4 layers, 8 rows of 32": {"architecture": "GPT2", "layers": 4, "batch_size": 8, "max_length": 32},
+}
+RECIPES = (
+    "",
+    "adamw:fused=false",
+    "slice:size=4",
+    "slice-tokens:tokens=96",
+    "attention",
+    "checkpoint",
+    "checkpoint:every=2",
+    "slice-layers:size=4",
+    "slice-layers:size=2,layers=2 adafactor step-in-backward",
+    "attention slice-layers:size=4 bucket adafactor step-in-backward",
+    "attention slice-tokens:tokens=128 checkpoint adamw-16bit",
+    "bucket adafactor",
+    "slice:size=4 checkpoint adafactor",
+    "mixed-precision",
+    "mixed-precision checkpoint slice:size=4",
+    "bf16-weights",
+    "bf16-weights adafactor step-in-backward",
+    "adamw-8bit",
+    "adamw-16bit step-in-backward",
+    "offload-optimizer",
+    "offload-optimizer adamw-16bit",
+    "offload-activations",
+    "lora",
+    "lora checkpoint slice:size=4",
+    "freeze",
+    "freeze:layers=2",
+    "freeze:cache=false slice:size=4",
+    "max-length:tokens=16",
+    "max-length:tokens=16 slice:size=4 adafactor",
+)
+
+
+def compute(shape: str, device: str) -> dict[str, Any]:
+    """The golden values of every recipe for one model on one device."""
+    with tempfile.TemporaryDirectory() as folder:
+        simulated = _simulation(Path(folder), DEVICES[device], **SHAPES[shape])
+        return {recipe: _values(simulated, recipe) for recipe in RECIPES}
+
+
+def _simulation(
+    folder: Path, device: Device, architecture: str, layers: int, batch_size: int, max_length: int
+) -> Rehearsal:
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "dropout": 0.1, "attn_pdrop": 0.1}
+    small_config(architecture, layers, **dropout).save_pretrained(folder)
+    job = Job(model=str(folder), data="none", batch_size=batch_size, max_length=max_length, random_weights=True)
+    train, validation = (
+        [3 + 7 * row % (max_length - 2) for row in range(10 * batch_size)],
+        [5 + row for row in range(20)],
+    )
+    tokenizer: Any = SimpleNamespace(pad_token_id=0)
+    company = Company(job, device, Labels(("a", "b", "c")), tokenizer)
+    return Rehearsal(company, Lengths.of(job, train, validation), overhead=0)
+
+
+def _values(simulated: Rehearsal, recipe: str) -> dict[str, Any]:
+    parsed = Recipe.parse(recipe.split())
+    try:
+        bill, (played, _) = simulated.bill(parsed), simulated.played(parsed)
+    except RecipeError:
+        return {"rejected": True}
+    done = played.performance
+    return {
+        "phases": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in bill.moments.items()},
+        "host": bill.host,
+        "parameters": [bill.parameters, bill.trainable_parameters],
+        "operations": _totals(done.work),
+        "optimizer operations": _totals(done.steps),
+    }
+
+
+def _totals(parts: tuple[tuple[int, Work], ...]) -> dict[str, list[float]]:
+    """Amount and calls of each kind of operation, summed over all sections."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for weight, work in parts:
+        for sort, amount, calls in zip(work.sorts, work.amounts, work.calls, strict=True):
+            totals[sort][0] += weight * amount
+            totals[sort][1] += weight * calls
+    return {sort: totals[sort] for sort in sorted(totals)}
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    return ((shape, device) for shape in SHAPES for device in DEVICES)
+
+
+def load() -> dict[str, Any]:
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def write() -> None:
+    values = {f"{shape}, {device}": compute(shape, device) for shape, device in cases()}
+    text = json.dumps({"torch": torch.__version__.partition("+")[0], "estimates": values}, separators=(",", ":"))
+    FILE.write_text(text.replace('},"', '},\n"') + "\n", encoding="utf-8")
