@@ -58,18 +58,19 @@ def head_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
 
 def find_targets(model: PreTrainedModel) -> list[str]:
     """Which matrices peft's authors adapt in this architecture; where they do not say, all of the layers' own."""
-    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as KNOWN
     from torch import nn
 
-    if model.config.model_type in KNOWN:
-        return list(KNOWN[model.config.model_type])
+    from tightfit.compat import LORA_TARGETS
+
+    if model.config.model_type in LORA_TARGETS:
+        return list(LORA_TARGETS[model.config.model_type])
     inside = {module for stack in layer_stacks(model) for module in stack.modules()}
     return [name for name, module in model.named_modules() if module in inside and isinstance(module, nn.Linear)]
 
 
 def has_turned_weights(model: PreTrainedModel, targets: list[str]) -> bool:
     """GPT-2 keeps its matrices the other way round."""
-    from transformers.pytorch_utils import Conv1D
+    from tightfit.compat import Conv1D
 
     modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
     return any(isinstance(module, Conv1D) for module in modules)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import TrainingArguments
 
+from tightfit.compat import use_one_gpu
 from tightfit.job import Job
 from tightfit.strategy import Parts, Precision
 
@@ -43,5 +44,5 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
         report_to=report_to or "none",
     )
     assert arguments.device.type == parts.device.kind
-    arguments._n_gpu = 1  # with more cards transformers would multiply the batch and split the model's output
+    use_one_gpu(arguments)  # with more cards transformers would multiply the batch and split the model's output
     return arguments

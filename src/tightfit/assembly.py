@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tightfit.compat import decay_parameter_names
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError
@@ -90,7 +91,4 @@ def _refuse_too_long(job: Job, model: PreTrainedModel) -> None:
 
 
 def _decaying_parameters(model: PreTrainedModel) -> set[str]:
-    from transformers import Trainer
-
-    # The method needs no trainer; calling it keeps the list of exceptions in one place, theirs.
-    return set(Trainer.get_decay_parameter_names(None, model))
+    return set(decay_parameter_names(model))  # keeps the list of exceptions in one place, theirs

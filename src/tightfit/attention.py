@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.chance import MASK, Chance, draw_seed
+from tightfit.compat import softmax_backward_into
 from tightfit.rooms import empty
 from tightfit.shapes import each
 
@@ -24,8 +25,10 @@ _TILE = 1 << 18  # numbers of tokens x tokens that are worked on at once
 
 def register() -> str:
     """Make the attention known to transformers, with masks as its fused kind gets them."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from tightfit.compat import sdpa_mask
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
@@ -43,7 +46,7 @@ def attend(
     **settings: Any,
 ) -> tuple[torch.Tensor, None]:
     """As transformers calls it. Without dropout, or in half precision, torch's fused kernel is the better one."""
-    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+    from tightfit.compat import repeat_kv, sdpa_attention_forward
 
     causal = settings.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
@@ -149,7 +152,7 @@ class _Attention(torch.autograd.Function):
             slopes = empty(shares.shape, shares) if slopes is None else slopes[: len(shares)]
             room.product(torch.mul(shares, keep, out=slopes).transpose(1, 2), arriving, to_value[here])
             torch.bmm(arriving, _flat(value[here]).transpose(1, 2), out=slopes).mul_(keep)
-            torch.ops.aten._softmax_backward_data.out(slopes, shares, -1, torch.float32, grad_input=shares)
+            softmax_backward_into(slopes, shares, -1, torch.float32, grad_input=shares)
             room.product(shares, _flat(key[here]), to_query[here])
             room.product(shares.transpose(1, 2), _flat(query[here]), to_key[here])
         undropped = 1 / (1 - dropped)

@@ -43,7 +43,7 @@ def _saved_bytes(parts: Parts) -> int:
 
 def optimizer_bytes(parts: Parts) -> int:
     """What the optimizer will remember: the same optimizer, stepped once on shapes without data."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from tightfit.compat import FakeTensorMode
 
     with FakeTensorMode():
         groups = [

@@ -57,8 +57,8 @@ def _kept(trainer: Trainer, tokens: Tokens, rows: Sequence[int], tell: Callable[
     order = sorted(rows, key=lambda row: -tokens.lengths[row])
     for start in range(0, len(order), at_once):
         chosen = order[start : start + at_once]
-        batch = trainer._prepare_inputs(trainer.collated(tokens.dataset, chosen))
-        pieces = run_in_pieces(lambda piece: _features(trainer, piece), dict(batch), limits, trainer.say)
+        batch = trainer.prepared(tokens.dataset, chosen)
+        pieces = run_in_pieces(lambda piece: _features(trainer, piece), batch, limits, trainer.say)
         with what_fails_is_said(folder / "features"):
             kept.write(chosen, {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]})
         tell(start + len(chosen))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
+
+from tightfit.compat import run_exit_functions
 
 
 def leave_at_once() -> None:
@@ -21,7 +22,7 @@ def leave_at_once() -> None:
     if not isinstance(code, int) or _somebody_works():
         return
     try:
-        atexit._run_exitfuncs()
+        run_exit_functions()
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:

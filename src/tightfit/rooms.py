@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tightfit.allocator import THRESHOLD
+from tightfit.compat import current_graph_task_id, storage_id, storage_use_count
 
 SMALLEST = THRESHOLD  # bytes; below, the C library keeps what is freed
 _ONLY_WE = 1  # hold a storage that nobody uses
@@ -101,8 +102,8 @@ def leave() -> None:
 
 
 def _pass_at_hand() -> int:
-    return int(torch._C._current_graph_task_id())
+    return int(current_graph_task_id())
 
 
 def _is_unused(block: torch.UntypedStorage) -> bool:
-    return bool(torch._C._storage_Use_Count(block._cdata) == _ONLY_WE)
+    return bool(storage_use_count(storage_id(block)) == _ONLY_WE)

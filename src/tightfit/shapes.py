@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from tightfit.compat import FakeTensor, disable_current_modes
 
 Piece = TypeVar("Piece")
 
@@ -69,4 +68,4 @@ def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]
 
 def with_data() -> AbstractContextManager[object]:
     """Tensors made inside hold data also in a rehearsal, which does not see them."""
-    return _disable_current_modes()
+    return disable_current_modes()

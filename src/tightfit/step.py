@@ -47,8 +47,7 @@ def label_counts(model: PreTrainedModel, labels: torch.Tensor) -> list[int]:
 
 
 def _predicts_next_token(model: PreTrainedModel) -> bool:
-    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from tightfit.compat import LOSS_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, ForCausalLMLoss
 
     shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
     # Some heads name no loss and still shift (GPT2LMHeadModel).

@@ -13,8 +13,7 @@ from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic_core import PydanticUndefined
-
+from tightfit.compat import PydanticUndefined, field_defaults
 from tightfit.data.limits import RowLimits
 from tightfit.device import Device
 from tightfit.lean import is_installed, let_in
@@ -220,7 +219,7 @@ class Strategy(ABC):
     @classmethod
     def settings(cls) -> dict[str, Any]:
         """The names of its settings with their defaults; REQUIRED where there is none."""
-        return {name: field.default for name, field in cls.__pydantic_fields__.items()}  # type: ignore[attr-defined]
+        return field_defaults(cls)
 
 
 REQUIRED = PydanticUndefined

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightfit.compat import current_graph_task_id
 from tightfit.rooms import room_for
 
 
@@ -25,7 +26,7 @@ class Sum:
 
     def called(self) -> None:
         """On the way there. In the backward pass it is a second run, whose graph nobody follows."""
-        if torch._C._current_graph_task_id() == -1:
+        if current_graph_task_id() == -1:
             self.calls += 1
 
     def add(self, gradient: torch.Tensor, states: torch.Tensor) -> torch.Tensor | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from transformers import PrinterCallback, TrainerCallback, TrainerState
-from transformers.trainer_pt_utils import nested_concat
 
 from tightfit.arguments import SAVED_CHECKPOINTS
 from tightfit.assembly import build_optimizer
@@ -25,6 +24,7 @@ from tightfit.checkpoints import (
     read_about,
     write_about,
 )
+from tightfit.compat import forget_unscaled, nested_concat
 from tightfit.data.order import Buckets, BucketSampler
 from tightfit.disk import checkpoint_bytes
 from tightfit.errors import LossNotFinite, OutOfMemory
@@ -285,13 +285,17 @@ class Trainer(transformers.Trainer):
             self._own_optimizer().state.clear()
             forget_norms(self._own_optimizer())
         if self.accelerator.scaler is not None:  # else it would take the next gradients for unscaled ones
-            self.accelerator.scaler._per_optimizer_states.clear()
+            forget_unscaled(self.accelerator.scaler)
         free_memory()
 
     def collated(self, dataset: Any, rows: list[int]) -> Batch:
         """As the loaders deliver them."""
         collate = self._get_collator_with_removed_columns(self.data_collator)
         return dict(collate(dataset.__getitems__(rows)))
+
+    def prepared(self, dataset: Any, rows: list[int]) -> Batch:
+        """The batch of these rows, on the device."""
+        return dict(self._prepare_inputs(self.collated(dataset, rows)))
 
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""

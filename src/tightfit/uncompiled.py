@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from tightfit.compat import wrap_check
+
 _TORCH = "torch"
 
 
@@ -57,7 +59,7 @@ class _Alone(_Changing):
         self.load_whole(module)
         module.distributed.is_available = lambda: False
         module.__dict__["compile"] = _unmarked  # bitsandbytes has functions compiled that no training calls
-        module.__dict__["_check_with"] = _unless_true(module._check_with)
+        wrap_check(module, _unless_true)
 
 
 class _Later(_Changing):

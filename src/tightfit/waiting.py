@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from tightfit.compat import StorageWeakRef, storage_id, version_of
 from tightfit.host import to_card, to_host
 
 
@@ -46,13 +46,13 @@ class _Cloakroom:
 
     def __init__(self, model: torch.nn.Module, smallest: int) -> None:
         self._smallest = smallest
-        self._stays = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        self._stays = {storage_id(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())}
         self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[torch.Tensor]]] = {}
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor | _Ticket:
         """A ticket, or the tensor itself where it stays."""
         tensor = tensor.detach()  # itself, it would hold the graph that holds it
-        stays = tensor.untyped_storage()._cdata in self._stays
+        stays = storage_id(tensor.untyped_storage()) in self._stays
         if stays or tensor.nbytes < max(1, self._smallest) or not _is_dense(tensor):
             return tensor
         return _Ticket(self._copy_of(tensor), tensor.shape, tensor.stride(), tensor.device)
@@ -60,7 +60,7 @@ class _Cloakroom:
     def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The one that was made for another look at the same memory, unless it was written to since."""
         memory = StorageWeakRef(tensor.untyped_storage())
-        key = (memory.cdata, tensor.storage_offset(), tensor.numel(), tensor._version, tensor.dtype)
+        key = (memory.cdata, tensor.storage_offset(), tensor.numel(), version_of(tensor), tensor.dtype)
         known, waiting = self._known.get(key, (None, None))
         copy = waiting() if waiting is not None else None
         if known is None or known.expired() or copy is None:

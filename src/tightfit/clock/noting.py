@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
+from tightfit.compat import TorchDispatchMode
 from tightfit.rehearsal.work import Table, Work
 
 _ALL = 0

@@ -35,7 +35,8 @@ class Buckets:
     def order(self, seed: int) -> Numbers:
         """All rows: shuffled, sorted within each pool and cut into batches, which are shuffled again."""
         import torch
-        from transformers.trainer_pt_utils import get_length_grouped_indices
+
+        from tightfit.compat import get_length_grouped_indices
 
         chance = torch.Generator().manual_seed(seed)
         rows = np.array(get_length_grouped_indices(self.lengths, self.batch_size, self.pool, chance))

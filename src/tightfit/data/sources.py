@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from tightfit.compat import fingerprint_of
 from tightfit.data.encoding import detect_encoding
 from tightfit.data.tables import Row, Table, is_table, table_endings
 from tightfit.errors import DataError, suggest
@@ -177,4 +178,4 @@ def _arrow(name: str, content: Any) -> tuple[Source, Source | None]:
 
 
 def _arrow_source(name: str, part: Any) -> Source:
-    return Source(name, (Arrow(part),), part._fingerprint)
+    return Source(name, (Arrow(part),), fingerprint_of(part))

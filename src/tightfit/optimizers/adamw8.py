@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from bitsandbytes import functional
 
+from tightfit.compat import adam_8bit_update, adam_32bit_update, create_dynamic_map
 from tightfit.optimizers.one_by_one import OneByOne
 from tightfit.shapes import each, is_shape, with_data
 
@@ -30,34 +30,29 @@ class AdamW8(OneByOne):
     def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(groups, lr, weight_decay)
         with with_data():
-            self._values = [functional.create_dynamic_map(signed=signed) for signed in (True, False)]
+            self._values = [create_dynamic_map(signed=signed) for signed in (True, False)]
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[parameter]
         if not state:
             state.update(_new_state(parameter))
         state["step"] += 1
+        settings: Any = {"betas": _BETAS, "eps": _EPS, "step": state["step"], "lr": lr, "weight_decay": weight_decay}
         # Kernels of other libraries do not count what they change, and a step that failed is judged by that count.
         torch.autograd.graph.increment_version(parameter)
         if state["state1"].dtype is torch.float32:
-            functional.optimizer_update_32bit(
-                "adam", gradient, parameter, state["state1"], _BETAS[0], _EPS, state["step"], lr,
-                state["state2"], _BETAS[1], weight_decay=weight_decay,
-            )  # fmt: skip
+            adam_32bit_update(gradient, parameter, (state["state1"], state["state2"]), **settings)
             return
-        signed, unsigned = self._values_near(parameter)
+        values = self._values_near(parameter)
         for weights, slopes, first, second, first_scale, second_scale in _pieces(parameter, gradient, state):
-            functional.optimizer_update_8bit_blockwise(
-                "adam", slopes, weights, first, second, *_BETAS, 0.0, 0.0, _EPS, state["step"], lr,
-                signed, unsigned, first_scale, second_scale, weight_decay,
-            )  # fmt: skip
+            adam_8bit_update(slopes, weights, (first, second), (first_scale, second_scale), values, **settings)
 
-    def _values_near(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+    def _values_near(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What a byte can stand for, with a sign and without."""
         if is_shape(parameter):
-            return [torch.empty(256) for _ in self._values]
-        self._values = [values.to(parameter.device) for values in self._values]
-        return self._values
+            return torch.empty(256), torch.empty(256)
+        signed, unsigned = self._values = [values.to(parameter.device) for values in self._values]
+        return signed, unsigned
 
 
 def _new_state(parameter: torch.Tensor) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from tightfit.compat import FakeTensor, index_put_in_place, read_scalar
 
 _aten = torch.ops.aten
 
@@ -46,9 +47,9 @@ def _is_row_mask(indices: list[Any]) -> bool:
 
 _REPLIES: dict[Any, Callable[..., Any]] = {
     _aten.unique_consecutive.default: _one_value,
-    _aten._local_scalar_dense.default: _yes,
+    read_scalar: _yes,
     _aten.index.Tensor: _one_of_each_row,
-    _aten._index_put_impl_.default: _put_back,
+    index_put_in_place: _put_back,
     _aten.index_put_.default: _put_back,
     _aten.index_put.default: _put_back,
 }

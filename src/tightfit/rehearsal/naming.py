@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from tightfit.compat import current_autograd_node, next_sequence_number, sequence_number_of
+
 _BEYOND = 1 << 63  # numbers of nodes that gather gradients, which belong to no operation
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -57,8 +59,8 @@ class Naming:
         """The module that is at work, or the number of the operation that is being undone."""
         if self._entered:
             return self._entered[-1]
-        node = torch._C._current_autograd_node()
-        return None if node is None else node._sequence_nr()
+        node = current_autograd_node()
+        return None if node is None else sequence_number_of(node)
 
     def resolve(self, owners: Iterable[str | int | None]) -> list[str | None]:
         """Modules for numbers."""
@@ -79,7 +81,7 @@ class Naming:
 
     def _from_here_on(self, name: str | None) -> None:
         if threading.get_ident() == self._thread:  # every thread counts for itself
-            self._numbers.append(torch.autograd._get_sequence_nr())
+            self._numbers.append(next_sequence_number())
             self._named.append(name)
 
 

@@ -13,7 +13,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+
+from tightfit.compat import DisableTorchDispatch, FakeTensor, OpOverload, make_subclass, schema_of, storage_id
 
 _MISSING = object()
 _FIRST, _UNKNOWN = "the first", "cannot be told"
@@ -49,13 +50,13 @@ class _Tensor:
 
     def make(self, args: tuple[Any, ...]) -> FakeTensor:
         """The same again: memory of its own, or another look at that of an argument."""
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             if self.viewed is None:
                 body = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             else:
                 body = torch.empty(0, dtype=self.dtype, device="meta")
                 body.set_(args[self.viewed].untyped_storage(), self.offset, self.shape, self.stride)
-            made: FakeTensor = torch.Tensor._make_subclass(
+            made: FakeTensor = make_subclass(
                 FakeTensor, body, False, dispatch_device=True, device_for_backend_keys=self.device
             )
         made.__dict__.update(self.attributes)
@@ -93,19 +94,20 @@ class Outcomes:
 @cache
 def _written_by(func: Any) -> str | None:
     """The argument that an operation writes to and returns; None if it returns something else, a view perhaps."""
-    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.inplace_view in func.tags:
+    if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
         return _UNKNOWN
-    returns = [str(value.type) for value in func._schema.returns]
+    schema = schema_of(func)
+    returns = [str(value.type) for value in schema.returns]
     if not returns or any(kind not in ("Tensor", "List[Tensor]") for kind in returns):
         return _UNKNOWN
-    written = [value for value in func._schema.arguments if value.alias_info and value.alias_info.is_write]
+    written = [value for value in schema.arguments if value.alias_info and value.alias_info.is_write]
     if not written:
         return None
     if len(written) > 1 or returns != ["Tensor"]:
         return _UNKNOWN
     if written[0].kwarg_only:
         return str(written[0].name)
-    return _FIRST if written[0].name == func._schema.arguments[0].name else _UNKNOWN
+    return _FIRST if written[0].name == schema.arguments[0].name else _UNKNOWN
 
 
 def _map(change: Callable[[Any], Any], out: Any) -> Any:
@@ -116,9 +118,9 @@ def _map(change: Callable[[Any], Any], out: Any) -> Any:
 
 def _shares_memory_with(made: FakeTensor, args: tuple[Any, ...]) -> int | None:
     """By looking, since not every operation that returns a view says so."""
-    storage = made.untyped_storage()._cdata
+    storage = storage_id(made.untyped_storage())
     for index, arg in enumerate(args):
-        if type(arg) is FakeTensor and arg.untyped_storage()._cdata == storage:
+        if type(arg) is FakeTensor and storage_id(arg.untyped_storage()) == storage:
             return index
     return None
 

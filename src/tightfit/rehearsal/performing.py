@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-
+from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException, import_model_code
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError, TightfitError
@@ -86,7 +85,7 @@ class Company:
 
     def load_code(self) -> None:
         """Import the model's own: it is part of the process, and those who play in others need not do it each."""
-        find_task(self.job.task).head()._model_mapping.get(type(self._config), None)
+        import_model_code(find_task(self.job.task).head(), self._config)
 
     @property
     def depth(self) -> int | None:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers.initialization import no_init_weights
 
 from tightfit.assembly import assemble, build_optimizer
+from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move, no_init_weights
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.job import Job
@@ -119,7 +118,7 @@ def take_workspaces(device: Device, tape: Tape) -> None:
 def _shapes() -> FakeTensorMode:
     """One for all plays, so that what operations return is learnt once."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.cache_enabled = False  # ours (outcomes.py) is asked first, and two are slower than one
+    disable_fake_cache(mode)  # ours (outcomes.py) is asked first, and two are slower than one
     with mode:  # what it imports, it imports now: in the first play frames would be kept that hold tensors
         torch.ones(1, 1)[0, 0] = 0
     return mode
@@ -139,7 +138,7 @@ _move = torch.nn.Module.to
 
 def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
     """A move that changes nothing is none: torch would exchange tensors without data, and cannot once they are used."""
-    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    dtype = dtype_of_move(*args, **kwargs)
     if all(dtype in (None, p.dtype) for p in module.parameters() if p.is_floating_point()):
         return module
     return _move(module, *args, **kwargs)

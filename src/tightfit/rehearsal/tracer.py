@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from tightfit import shapes
+from tightfit.compat import (
+    ENGINE_CODE,
+    current_autograd_node,
+    current_fake_mode,
+    get_frame,
+    storage_id,
+    storage_use_count,
+    tree_iter,
+    uncompiled_dispatch_mode,
+)
 from tightfit.rehearsal.answers import answer
 from tightfit.rehearsal.naming import Naming
 from tightfit.rehearsal.outcomes import Outcomes
@@ -27,18 +34,17 @@ _WHERE = torch.ops.prim.device.default
 _ADD, _SUM = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
 _LOOKED_UP = "EmbeddingBackward0"
 _NOBODY_ELSE = 2  # who hold a storage: its tensor, and who asks
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__
 
 
 Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
 """Bytes that a device's kernel takes for itself while it runs an operation."""
 
 
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_Mode: Any = uncompiled_dispatch_mode()
 _outcomes: weakref.WeakKeyDictionary[Any, Outcomes] = weakref.WeakKeyDictionary()
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(_Mode):
     """Sees what every operation returns. Views share a storage, so storages are followed, not tensors."""
 
     def __init__(self, tape: Tape, scratch: Scratch) -> None:
@@ -51,13 +57,8 @@ class Tracer(TorchDispatchMode):
         self._alive: dict[int, Block] = {}
         self._run: Callable[..., Any] = _for_real
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and torch's guard against it would be a tenth of a play's time."""
-        return False
-
     def __enter__(self) -> Self:
-        mode = torch._C._get_dispatch_mode(_FAKE)
+        mode = current_fake_mode()
         if mode is not None:
             self._run = _outcomes.setdefault(mode, Outcomes()).of
         return super().__enter__()
@@ -72,8 +73,8 @@ class Tracer(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _WHERE:  # asked twice for every operation that does something: the short way
             return args[0].fake_device
-        if func is _SUM and sys._getframe(1).f_code is _ENGINE and _is_added_in_place(*args):
-            self._gone(args[0].untyped_storage()._cdata)  # its place is the sum's
+        if func is _SUM and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
+            self._gone(storage_id(args[0].untyped_storage()))  # its place is the sum's
         scratch = [self.tape.take(size) for size in self._scratch(func, args)]
         out = answer(func, args)
         if out is None:
@@ -125,7 +126,7 @@ class Tracer(TorchDispatchMode):
 
     def _follow(self, tensor: torch.Tensor) -> Block:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_id(storage)
         block = self._alive.get(key)
         if block is None:
             size = storage.nbytes()
@@ -148,7 +149,7 @@ def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _is_where_tables_meet() -> bool:
     """The gradient of a word's table that was used before: the engine has just been through the second use."""
-    node = torch._C._current_autograd_node()
+    node = current_autograd_node()
     return node is not None and node.name() == _LOOKED_UP
 
 
@@ -162,4 +163,4 @@ def _is_added_in_place(first: torch.Tensor, second: torch.Tensor) -> bool:
         return False
     storage = first.untyped_storage()
     alike = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
-    return alike and torch._C._storage_Use_Count(storage._cdata) == _NOBODY_ELSE
+    return alike and storage_use_count(storage_id(storage)) == _NOBODY_ELSE

@@ -13,9 +13,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from tightfit import shapes
+from tightfit.compat import (
+    flash_attention_for_cpu,
+    flop_registry,
+    schema_of,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 from tightfit.rehearsal.sizes import Extent, NotAlike, Numbers, monomials_of, powers_of
 from tightfit.rehearsal.tape import Section
 
@@ -55,7 +61,7 @@ class Work:
         if sort is NOTHING:
             return
         if sort is not PRODUCT:
-            in_place = func._schema.is_mutable  # what comes out is what went in
+            in_place = schema_of(func).is_mutable  # what comes out is what went in
             self._add(sort, _bytes((*args, *kwargs.values(), None if in_place else out)), 1, section)
             return
         sort = NARROW if _is_narrow(args) else HEADS if func.overloadpacket in _HEADS else PRODUCT
@@ -63,7 +69,7 @@ class Work:
         if sort is PRODUCT:  # one by one: with few rows the weights are as large as with many, and count for most
             for side in (side for side in (*args, out) if isinstance(side, torch.Tensor)):
                 self._add(OPERANDS, _bytes((side,)), 0, section)
-        if not func._schema.is_mutable:  # else it goes where something was
+        if not schema_of(func).is_mutable:  # else it goes where something was
             self._add(FRESH, _bytes((out,)), 0, section)
 
     def _add(self, sort: str, amount: float, calls: int, section: int) -> None:
@@ -132,7 +138,7 @@ def sort_of(func: Any) -> str:
     name = str(packet).rpartition(".")[2]
     if name in _SORT_OF:
         return _SORT_OF[name]
-    return CHANGE if func._schema.is_mutable else PASS
+    return CHANGE if schema_of(func).is_mutable else PASS
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
@@ -140,7 +146,7 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -
     packet = func.overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
-    if packet is _aten._scaled_dot_product_flash_attention_for_cpu:
+    if packet is flash_attention_for_cpu:
         return float(sdpa_flop_count(*(side.shape for side in args[:3])))
     return float(sdpa_backward_flop_count(*(side.shape for side in args[:4])))
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.compat import can_change_attention
 from tightfit.errors import RecipeError
 from tightfit.strategy import Kind, Parts, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Attention(Strategy):
     passes_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
-        if not _changeable(parts.model):
+        if not can_change_attention(parts.model):
             raise RecipeError(
                 f"'{self.name}' finds no attention in {type(parts.model).__name__} that can be changed: leave it out."
             )
@@ -46,10 +46,6 @@ class Attention(Strategy):
         parts.model.set_attn_implementation(register())
         _draw_dropout_faster(parts.model)
         return parts
-
-
-def _changeable(model: PreTrainedModel) -> bool:
-    return bool(model._supports_sdpa and getattr(model, "_supports_attention_backend", False))
 
 
 def _draw_dropout_faster(model: torch.nn.Module) -> None:

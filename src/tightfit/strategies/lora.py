@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
 from tightfit.strategy import Kind, Parts, Result, Strategy
 from tightfit.units import format_count
@@ -63,7 +64,7 @@ class Lora(Strategy):
             target_modules=targets,
             fan_in_fan_out=has_turned_weights(model, targets),
             task_type="SEQ_CLS",
-            base_model_name_or_path=model.config._name_or_path,
+            base_model_name_or_path=checkpoint_name(model.config),
         )
         parts = replace(parts, adapter=Adapter(model, config, merge=self.merge))
         return replace(parts, notes=(*parts.notes, *self._notes(parts, targets)))

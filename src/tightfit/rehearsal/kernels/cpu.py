@@ -10,6 +10,8 @@ from unittest import mock
 
 import torch
 
+from tightfit.compat import flash_attention_for_cpu, has_avx512_bf16
+
 MATRIX_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 # bitsandbytes makes so many fp32 tensors of a parameter's size: the moments, the gradient, the spread and its root.
 _ROOMS = {"bitsandbytes::optimizer_update_8bit_blockwise": 5, "bitsandbytes::optimizer_update_32bit": 3}
@@ -35,8 +37,7 @@ def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
 
 @cache
 def _multiplies_bf16() -> bool:
-    about = torch.backends.cpu.get_cpu_capability(), getattr(torch.cpu, "_is_avx512_bf16_supported", bool)()
-    return "SVE" in about[0] or about[1]
+    return "SVE" in torch.backends.cpu.get_cpu_capability() or has_avx512_bf16()
 
 
 def _attention(
@@ -53,7 +54,7 @@ def _attention(
     learnt_mask = attn_mask is not None and attn_mask.requires_grad  # T5's position bias
     if dropout_p or learnt_mask or not alike:
         return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **rest)
-    out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+    out, _ = flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=additive(attn_mask, query.dtype), scale=scale
     )
     return out

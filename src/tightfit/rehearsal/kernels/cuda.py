@@ -14,6 +14,7 @@ from unittest import mock
 
 import torch
 
+from tightfit.compat import efficient_attention, flash_attention
 from tightfit.device import Device
 from tightfit.rehearsal.kernels.cpu import MATRIX_PRODUCTS, additive
 
@@ -74,14 +75,12 @@ def _attention(
     key, value = (_repeated(side, query.shape[1]) for side in (key, value))
     narrow = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _FLASH_WIDTH
     if flash and narrow and attn_mask is None:
-        run_flash = torch.ops.aten._scaled_dot_product_flash_attention
-        return run_flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        return flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     mask = additive(attn_mask, query.dtype)
     if mask is not None:
         mask = mask.expand(*query.shape[:3], key.shape[2])
     kept = torch.is_grad_enabled() and any(side.requires_grad for side in (query, key, value))
-    run_efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    return run_efficient(query, key, value, mask, kept, dropout_p, is_causal, scale=scale)[0]
+    return efficient_attention(query, key, value, mask, kept, dropout_p, is_causal, scale=scale)[0]
 
 
 def _repeated(side: torch.Tensor, heads: int) -> torch.Tensor:

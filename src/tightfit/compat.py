@@ -1,0 +1,259 @@
+"""Compat: every private or internal name of another library that tightfit relies on.
+
+No other module may use such a name, and tests/test_compat.py checks each one, so a new version of a library that moves
+or changes one of them fails there first. The private methods of transformers.Trainer are overridden in trainer.py.
+
+Importing this module imports no library. An alias is looked up when it is first imported from here: modules that call
+one for every operation import it at their top, and then call the library's own function.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from operator import attrgetter, methodcaller
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
+
+_ALIASES = {
+    # torch: tensors that have a shape and no data
+    "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
+    "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+    # torch: raised where an operation on fake tensors would need their data
+    "DataDependentOutputException": "torch._subclasses.fake_tensor:DataDependentOutputException",
+    "DynamicOutputShapeException": "torch._subclasses.fake_tensor:DynamicOutputShapeException",
+    # torch: the base class of what sees every operation, and a context in which none of them sees any
+    "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
+    "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
+    # torch: a context in which tensor subclasses are plain tensors, and the function that makes a subclass of a tensor
+    "DisableTorchDispatch": "torch._C:_DisableTorchDispatch",
+    "make_subclass": "torch:Tensor._make_subclass",
+    # torch: the tensors in nested tuples, lists and dicts
+    "tree_iter": "torch.utils._pytree:tree_iter",
+    # torch: the class of operations such as aten.add.Tensor
+    "OpOverload": "torch._ops:OpOverload",
+    # torch: the number of the backward pass that is running, -1 if none is; and the node that it is at, or None
+    "current_graph_task_id": "torch._C:_current_graph_task_id",
+    "current_autograd_node": "torch._C:_current_autograd_node",
+    # torch: the number that the next operation's node will get
+    "next_sequence_number": "torch.autograd:_get_sequence_nr",
+    # torch: the code of the function that runs a backward pass, to tell whether the autograd engine is the caller
+    "ENGINE_CODE": "torch.autograd.graph:_engine_run_backward.__code__",
+    # torch: how many references there are to the storage with this id
+    "storage_use_count": "torch._C:_storage_Use_Count",
+    # torch: a weak reference to a storage, which tells whether it was freed
+    "StorageWeakRef": "torch.multiprocessing.reductions:StorageWeakRef",
+    # torch: the floating-point operations of an operation, from its arguments
+    "flop_registry": "torch.utils.flop_counter:flop_registry",
+    "sdpa_flop_count": "torch.utils.flop_counter:sdpa_flop_count",
+    "sdpa_backward_flop_count": "torch.utils.flop_counter:sdpa_backward_flop_count",
+    # torch: attention kernels; torch does not choose these by itself for fake tensors
+    "flash_attention_for_cpu": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
+    "flash_attention": "torch:ops.aten._scaled_dot_product_flash_attention",
+    "efficient_attention": "torch:ops.aten._scaled_dot_product_efficient_attention",
+    # torch: the backward pass of softmax, into memory that is there already
+    "softmax_backward_into": "torch:ops.aten._softmax_backward_data.out",
+    # torch: the operations behind tensor.item() and behind writing to tensor[mask]
+    "read_scalar": "torch:ops.aten._local_scalar_dense.default",
+    "index_put_in_place": "torch:ops.aten._index_put_impl_.default",
+    # transformers: a context in which models are built without drawing first values for their weights
+    "no_init_weights": "transformers.initialization:no_init_weights",
+    # transformers: evaluation outputs of several batches, one after the other
+    "nested_concat": "transformers.trainer_pt_utils:nested_concat",
+    # transformers: rows in the order in which group_by_length trains on them
+    "get_length_grouped_indices": "transformers.trainer_pt_utils:get_length_grouped_indices",
+    # transformers: the mask for torch's fused attention, that attention, and keys that several heads share, repeated
+    "sdpa_mask": "transformers.masking_utils:sdpa_mask",
+    "sdpa_attention_forward": "transformers.integrations.sdpa_attention:sdpa_attention_forward",
+    "repeat_kv": "transformers.integrations.sdpa_attention:repeat_kv",
+    # transformers: the loss functions by name, that of next-token prediction, and the classes of causal models
+    "LOSS_MAPPING": "transformers.loss.loss_utils:LOSS_MAPPING",
+    "ForCausalLMLoss": "transformers.loss.loss_utils:ForCausalLMLoss",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "transformers.models.auto.modeling_auto:MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    # transformers: GPT-2's linear layer, whose weight is transposed
+    "Conv1D": "transformers.pytorch_utils:Conv1D",
+    # peft: the modules that LoRA adapts by default, by model type
+    "LORA_TARGETS": "peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING",
+    # bitsandbytes: the 256 values that a byte of an 8-bit optimizer's state stands for
+    "create_dynamic_map": "bitsandbytes.functional:create_dynamic_map",
+    # pydantic: the default of a field that has none
+    "PydanticUndefined": "pydantic_core:PydanticUndefined",
+}
+"""Our name for it: the module and the name in that module."""
+
+
+def __getattr__(name: str) -> Any:
+    """Look up an alias when it is first imported from here."""
+    if name not in _ALIASES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, path = _ALIASES[name].partition(":")
+    found = globals()[name] = attrgetter(path)(import_module(module))
+    return found
+
+
+# Python
+
+get_frame = sys._getframe
+"""The frame so many calls up from where it is called; a function of our own around it would be one more."""
+
+
+def run_exit_functions() -> None:
+    """Call what was registered with atexit, as Python does at its end."""
+    atexit._run_exitfuncs()
+
+
+# torch, called for every operation: functions without a Python frame of their own
+
+storage_id = attrgetter("_cdata")
+"""A number that tells a storage from every other one that is alive."""
+schema_of = attrgetter("_schema")
+"""An operation's arguments and results, and which of them it writes to."""
+version_of = attrgetter("_version")
+"""How often a tensor was changed in place."""
+sequence_number_of = methodcaller("_sequence_nr")
+"""The number of an autograd node, in the order of the forward pass."""
+
+
+# torch
+
+
+@cache
+def uncompiled_dispatch_mode() -> Any:
+    """A TorchDispatchMode without the guard against being compiled, which took a tenth of a simulation's time."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class UncompiledDispatchMode(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+    return UncompiledDispatchMode
+
+
+def current_fake_mode() -> Any:
+    """The FakeTensorMode that is active, or None."""
+    import torch
+
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+
+
+def disable_fake_cache(mode: Any) -> None:
+    """Let a FakeTensorMode compute every operation's result anew."""
+    assert mode.cache_enabled in (True, False)  # renamed, it would silently stay on
+    mode.cache_enabled = False
+
+
+def dtype_of_move(*args: Any, **kwargs: Any) -> torch.dtype | None:
+    """The dtype in the arguments of a Module.to(), or None."""
+    import torch
+
+    _, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+    return dtype
+
+
+def has_avx512_bf16() -> bool:
+    """Whether the CPU multiplies bf16 numbers itself; False where torch does not tell."""
+    import torch
+
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+
+
+def wrap_check(module: ModuleType, wrap: Callable[[Any], Any]) -> None:
+    """Replace the function behind torch._check; `module` is torch, while it is being imported."""
+    module.__dict__["_check_with"] = wrap(module._check_with)
+
+
+def forget_unscaled(scaler: Any) -> None:
+    """Let a GradScaler forget which optimizers' gradients it has already unscaled."""
+    scaler._per_optimizer_states.clear()
+
+
+# transformers
+
+
+def import_model_code(auto_class: Any, config: PretrainedConfig) -> None:
+    """Import the class that an AutoModel would choose for this config."""
+    auto_class._model_mapping.get(type(config), None)
+
+
+def can_change_attention(model: PreTrainedModel) -> bool:
+    """Whether the model's attention goes through transformers' table of attention functions."""
+    return bool(model._supports_sdpa and getattr(model, "_supports_attention_backend", False))
+
+
+def checkpoint_name(config: PretrainedConfig) -> str:
+    """The hub name or folder that a config was loaded from."""
+    return str(config._name_or_path)
+
+
+def use_one_gpu(arguments: TrainingArguments) -> None:
+    """Keep Trainer from multiplying the batch by the number of GPUs and wrapping the model in DataParallel."""
+    arguments._n_gpu = 1
+
+
+def decay_parameter_names(model: PreTrainedModel) -> list[str]:
+    """The parameters that Trainer applies weight decay to; the method does not use the trainer itself."""
+    from transformers import Trainer
+
+    return list(Trainer.get_decay_parameter_names(None, model))
+
+
+# datasets, bitsandbytes, pydantic
+
+
+def fingerprint_of(dataset: Any) -> str:
+    """A hash that changes with the content of a datasets.Dataset."""
+    return str(dataset._fingerprint)
+
+
+def adam_32bit_update(
+    gradient: torch.Tensor,
+    parameter: torch.Tensor,
+    moments: tuple[torch.Tensor, torch.Tensor],
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    step: int,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """bitsandbytes' AdamW with moments in fp32, in place."""
+    from bitsandbytes import functional
+
+    functional.optimizer_update_32bit(
+        "adam", gradient, parameter, moments[0], betas[0], eps, step, lr, moments[1], betas[1],
+        weight_decay=weight_decay,
+    )  # fmt: skip
+
+
+def adam_8bit_update(
+    gradient: torch.Tensor,
+    parameter: torch.Tensor,
+    moments: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[torch.Tensor, torch.Tensor],
+    values: tuple[torch.Tensor, torch.Tensor],
+    *,
+    betas: tuple[float, float],
+    eps: float,
+    step: int,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """bitsandbytes' AdamW with moments of a byte each, in place: `values` of a byte, times the `scales` of blocks."""
+    from bitsandbytes import functional
+
+    functional.optimizer_update_8bit_blockwise(
+        "adam", gradient, parameter, *moments, *betas, 0.0, 0.0, eps, step, lr, *values, *scales, weight_decay
+    )
+
+
+def field_defaults(cls: Any) -> dict[str, Any]:
+    """The fields of a pydantic dataclass with their defaults; PydanticUndefined where there is none."""
+    return {name: field.default for name, field in cls.__pydantic_fields__.items()}
