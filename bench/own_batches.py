@@ -12,7 +12,7 @@ from tightfit.device import find_device
 from tightfit.recipe import Recipe
 from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 
 def foretold_of(job: Job, recipes: list[list[str]], warm_up: int, steps: int) -> Iterator[tuple[float, list[float]]]:

@@ -13,7 +13,7 @@ from tightfit.device import Device
 from tightfit.recipe import Recipe
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 CARD = Device("cuda", "a card whose memory is this machine's", bf16=True, fp16=False, compute=86)

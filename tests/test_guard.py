@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tightfit import guard
+from tightfit import guard, procfs
 from tightfit.device import Device
 from tightfit.oom import is_out_of_memory
 
@@ -24,7 +24,7 @@ def take(mebibytes: int) -> torch.Tensor:
 
 
 def test_a_budget_is_kept_and_lifted_again() -> None:
-    budget = guard.status("VmRSS") + 200 * MIB
+    budget = procfs.status("VmRSS") + 200 * MIB
     with guard.guarded(CPU, print, budget):
         take(60)
         with pytest.raises(RuntimeError) as failure:
@@ -37,7 +37,7 @@ def test_a_budget_is_kept_and_lifted_again() -> None:
 def test_others_that_take_memory_lower_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with guard.guarded(CPU, print):
         take(300)
-        monkeypatch.setattr(guard, "_available", lambda: guard._RESERVE + 50 * MIB)
+        monkeypatch.setattr(procfs, "available", lambda: guard._RESERVE + 50 * MIB)
         time.sleep(3 * guard._EVERY)
         with pytest.raises(RuntimeError) as failure:
             take(300)
@@ -60,7 +60,7 @@ def test_a_look_that_fails_is_not_the_last() -> None:
     assert len(looks) > 3
 
 
-@pytest.mark.parametrize("files", [guard._CGROUPS[0], guard._CGROUPS[1]], ids=["v2", "v1"])
+@pytest.mark.parametrize("files", [procfs._CGROUPS[0], procfs._CGROUPS[1]], ids=["v2", "v1"])
 def test_a_container_has_what_its_group_leaves(
     files: tuple[str, str, tuple[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,8 +69,8 @@ def test_a_container_has_what_its_group_leaves(
     (tmp_path / usage).write_text(f"{700 * MIB}\n")
     cached = f"{read_once} {100 * MIB}\n{read_often} {70 * MIB}\n{mapped} {70 * MIB}\n"
     (tmp_path / "memory.stat").write_text(f"anon 5\n{cached}")
-    monkeypatch.setattr(guard, "_control_groups", lambda: [tmp_path])
-    assert list(guard._container_rooms()) == [(1000 * MIB, 400 * MIB)]
+    monkeypatch.setattr(procfs, "_control_groups", lambda: [tmp_path])
+    assert list(procfs.container_rooms()) == [(1000 * MIB, 400 * MIB)]
     assert guard.room_left() == 400 * MIB - guard._RESERVE
     monkeypatch.setattr(guard, "status", lambda field: 300 * MIB)
     assert guard.room_left(1000 * MIB) == 400 * MIB, "a container made for the budget is used to its end"
@@ -78,7 +78,7 @@ def test_a_container_has_what_its_group_leaves(
     assert guard.room_left(1000 * MIB + 3276) == 400 * MIB, "the kernel has cut its limit down to whole pages"
     assert guard.room_left(2000 * MIB) == 400 * MIB - guard._RESERVE, "the container is smaller than the budget"
     (tmp_path / limit).write_text("max\n")
-    assert list(guard._container_rooms()) == []
+    assert list(procfs.container_rooms()) == []
 
 
 def test_swapping_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 
 from tightfit.compat import use_one_gpu
 from tightfit.job import Job
-from tightfit.strategy import Parts, Precision
+from tightfit.strategies.parts import Parts, Precision
 
 LOG_EVERY = 10
 SAVED_CHECKPOINTS = 2  # the best and the last

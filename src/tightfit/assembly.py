@@ -10,10 +10,10 @@ from tightfit.device import Device
 from tightfit.errors import ModelError
 from tightfit.job import Job
 from tightfit.layers import set_depth
+from tightfit.optimizers.in_backward import step_in_backward
 from tightfit.recipe import Recipe
 from tightfit.strategies.adamw import AdamW
-from tightfit.strategies.step_in_backward import step_in_backward
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 from tightfit.tasks import find_task
 from tightfit.weights import load_config, load_model, longest_text
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tightfit.assembly import parameter_groups
 from tightfit.elsewhere import elsewhere
 from tightfit.errors import OutputError
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:

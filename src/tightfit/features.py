@@ -16,7 +16,7 @@ from tightfit.data.tokens import Tokens
 from tightfit.errors import OutOfMemory, PreflightFailed
 from tightfit.preparation import Prepared, buckets_of
 from tightfit.recovery import run_in_pieces
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
     from tightfit.data.slices import Batch

@@ -13,23 +13,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from mmap import PAGESIZE
-from pathlib import Path
 
+from tightfit import procfs
 from tightfit.device import Device
+from tightfit.procfs import status
 from tightfit.units import format_bytes
 
 _EVERY = 0.1  # seconds
 _RESERVE = 256 << 20  # for what is not this process's data
 _MUCH_SWAP = 256 << 20
-_CGROUPS = (
-    ("memory.max", "memory.current", ("inactive_file", "active_file"), "file_mapped"),
-    (
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-        "total_mapped_file",
-    ),
-)
 
 
 @contextlib.contextmanager
@@ -139,7 +131,7 @@ def room_left(budget: int | None = None) -> int:
 
     A budget is the whole process's resident memory, libraries included, as the meter measures it and plans promise it.
     """
-    rooms = [_available() - _RESERVE, *(room - _reserve(size, budget) for size, room in _container_rooms())]
+    rooms = [procfs.available() - _RESERVE, *(room - _reserve(size, budget) for size, room in procfs.container_rooms())]
     if budget is not None:
         rooms.append(budget - status("VmRSS"))
     return min(rooms)
@@ -153,47 +145,3 @@ def _reserve(container: int, budget: int | None) -> int:
     if budget is None or budget // PAGESIZE > container // PAGESIZE:
         return _RESERVE
     return min(_RESERVE, max(0, container - budget))
-
-
-def status(field: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return sys.maxsize
-
-
-def _container_rooms() -> Iterator[tuple[int, int]]:
-    """How large the control groups of this process are and what they leave it, in either version.
-
-    Files that were read or written count as used until the room is needed; a checkpoint leaves all of its bytes there.
-    """
-    for folder in _control_groups():
-        for limit, usage, cached, mapped in _CGROUPS:
-            with contextlib.suppress(OSError, ValueError):
-                most = int((folder / limit).read_text())
-                used, stat = int((folder / usage).read_text()), folder / "memory.stat"
-                freeable = sum(_stat(stat, name) for name in cached) - _stat(stat, mapped)
-                yield most, most - used + max(0, freeable)
-
-
-def _control_groups() -> Iterator[Path]:
-    root = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds == "":
-                yield from (root / path.lstrip("/"), root)
-            elif "memory" in kinds.split(","):
-                yield from (root / "memory" / path.lstrip("/"), root / "memory")
-
-
-def _stat(file: Path, name: str) -> int:
-    return next((int(line.split()[1]) for line in file.read_text().splitlines() if line.split()[0] == name), 0)

@@ -24,7 +24,7 @@ from tightfit.recovery import HalfDone
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tightfit.strategy import Parts
+    from tightfit.strategies.parts import Parts
     from tightfit.trainer import Trainer
 
 

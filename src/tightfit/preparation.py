@@ -18,7 +18,7 @@ from tightfit.recipe import Recipe
 from tightfit.record import Data
 from tightfit.rehearsal.bill import Bill
 from tightfit.rehearsal.lengths import Lengths
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 from tightfit.tasks import find_task
 from tightfit.units import format_count
 

@@ -16,7 +16,7 @@ from tightfit.errors import OutOfMemory
 from tightfit.ledger import Ledger
 from tightfit.oom import forget, free_memory, is_out_of_memory, reason_of
 from tightfit.randomness import Randomness
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tightfit.data.tokens import Tokens
     from tightfit.rehearsal.lengths import Lengths
     from tightfit.rehearsal.sizes import Extent
-    from tightfit.strategy import Parts
+    from tightfit.strategies.parts import Parts
 
 _BARS = 32
 

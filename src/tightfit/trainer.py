@@ -30,11 +30,11 @@ from tightfit.disk import checkpoint_bytes
 from tightfit.errors import LossNotFinite, OutOfMemory
 from tightfit.meter import BETWEEN, Meter
 from tightfit.oom import free_memory
+from tightfit.optimizers.in_backward import forget_norms
 from tightfit.preflight import Worst, fly
 from tightfit.recovery import HalfDone, Recovery, Say
 from tightfit.step import label_counts, run_slices, weighed_slices
-from tightfit.strategies.step_in_backward import forget_norms
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
     from tightfit.data.slices import Batch

@@ -18,7 +18,8 @@ from tightfit.errors import RecipeError
 from tightfit.recipe import Recipe
 from tightfit.step import run_slices, weighed_slices
 from tightfit.strategies import STRATEGIES
-from tightfit.strategy import Kind, Parts, Precision, Result
+from tightfit.strategies.parts import Parts, Precision
+from tightfit.strategy import Kind, Result
 
 EXAMPLES = {
     "adamw": "adamw",

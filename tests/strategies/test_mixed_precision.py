@@ -8,7 +8,7 @@ from parts import parts_of
 from tightfit.device import Device
 from tightfit.errors import RecipeError
 from tightfit.strategies.mixed_precision import MixedPrecision
-from tightfit.strategy import Precision
+from tightfit.strategies.parts import Precision
 
 
 def choose(dtype: str, *, bf16: bool, fp16: bool) -> Precision:

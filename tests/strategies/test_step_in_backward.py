@@ -12,7 +12,7 @@ import torch
 from parts import batch_of, parts_of
 
 from tightfit.assembly import build_optimizer
-from tightfit.strategies.step_in_backward import forget_norms
+from tightfit.optimizers.in_backward import forget_norms
 
 LIMIT = 1e-3  # far below what the gradients' norm is
 

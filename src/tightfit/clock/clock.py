@@ -13,7 +13,7 @@ from tightfit.rehearsal.lengths import Lengths
 from tightfit.rehearsal.rehearsal import Played
 from tightfit.rehearsal.sizes import Extent
 from tightfit.rehearsal.work import ADDING_UP, OPTIMIZER, Table
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 _AS_PLAYED: Mapping[Extent, int] = {(1, 1): 1}
 _FIRST_SECTIONS = 0

@@ -15,7 +15,7 @@ from tightfit.pieces import cut_by_tokens
 from tightfit.rehearsal.largest import Size, cut_by_room, extents_of, largest_by_room, largest_by_rows, tokens_of
 from tightfit.rehearsal.sizes import Extent, Numbers
 from tightfit.shapes import with_data
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 _ENOUGH = 128  # batches
 

@@ -19,7 +19,7 @@ from tightfit.rehearsal.depth import deepen
 from tightfit.rehearsal.process import overhead_of
 from tightfit.rehearsal.sizes import NotAlike
 from tightfit.rehearsal.stage import Extents, Performance, play
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 from tightfit.tasks import find_task
 from tightfit.weights import load_config
 

@@ -10,7 +10,7 @@ from functools import cache
 from tightfit.device import Device
 from tightfit.recipe import Recipe
 from tightfit.strategies.adamw import AdamW
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 
 def overhead_of(device: Device, *, loads_weights: bool = False) -> int:

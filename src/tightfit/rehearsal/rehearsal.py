@@ -21,7 +21,7 @@ from tightfit.rehearsal.stage import Extents, Performance
 from tightfit.rehearsal.tape import Tape
 from tightfit.rehearsal.timeline import Timeline
 from tightfit.rehearsal.work import Table
-from tightfit.strategy import Parts
+from tightfit.strategies.parts import Parts
 
 _LONGEST_PLAYED = 128
 _SHORTER = {"cpu": 7}  # eighths of it: our tiles hold other rows for much shorter texts, and kernels of cards like 96

@@ -26,7 +26,8 @@ from tightfit.rehearsal.tracer import Tracer
 from tightfit.rehearsal.work import Work
 from tightfit.shapes import on_host
 from tightfit.step import run_slices
-from tightfit.strategy import Kind, Parts, Precision
+from tightfit.strategies.parts import Parts, Precision
+from tightfit.strategy import Kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

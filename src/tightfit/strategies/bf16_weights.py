@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategy import Kind, Parts, Result, Strategy
+from tightfit.strategies.parts import Parts
+from tightfit.strategy import Kind, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
 
-    from tightfit.strategy import OptimizerFactory
+    from tightfit.strategies.parts import OptimizerFactory
 
 
 @dataclass(frozen=True)

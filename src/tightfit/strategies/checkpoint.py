@@ -16,7 +16,8 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.layers import layer_stacks
-from tightfit.strategy import Kind, Parts, Result, Strategy
+from tightfit.strategies.parts import Parts
+from tightfit.strategy import Kind, Result, Strategy
 
 if TYPE_CHECKING:
     from torch import nn

@@ -23,7 +23,8 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.layers import embedding_modules, layer_stacks
-from tightfit.strategy import Kind, Parts, Result, Strategy
+from tightfit.strategies.parts import Parts
+from tightfit.strategy import Kind, Result, Strategy
 from tightfit.units import format_count
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
-from tightfit.strategy import Kind, Parts, Precision, Result, Strategy
+from tightfit.strategies.parts import Parts, Precision
+from tightfit.strategy import Kind, Result, Strategy
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.host import refuse_without_card
-from tightfit.strategy import Kind, Parts, Result, Strategy
+from tightfit.strategies.parts import Parts
+from tightfit.strategy import Kind, Result, Strategy
 
 
 @dataclass(frozen=True)

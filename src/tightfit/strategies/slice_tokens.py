@@ -14,8 +14,9 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tightfit.strategies.parts import Parts
 from tightfit.strategies.slice import Slice
-from tightfit.strategy import Kind, Parts, Result, Strategy
+from tightfit.strategy import Kind, Result, Strategy
 
 
 @dataclass(frozen=True)
