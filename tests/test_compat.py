@@ -646,8 +646,10 @@ def is_self(node: ast.AST) -> bool:
 
 
 def strings_in(tree: ast.AST) -> Iterator[str]:
+    """Whole strings: a fragment between the braces of an f-string is no name."""
+    fragments = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in fragments:
             yield node.value
 
 
