@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import gc
 import json
 import os
 import subprocess
@@ -49,6 +50,26 @@ def test_help_is_quick_and_needs_no_torch() -> None:
     assert all(verb in done.stdout for verb in ("train", "evaluate", "predict", "strategies", "demo"))
     # The processor's time, which other processes do not lengthen as they do the clock's.
     assert after.children_user + after.children_system - before.children_user - before.children_system < 0.5
+
+
+@pytest.mark.parametrize("verb", ["plan", "rehearse"])
+def test_the_collector_is_on_again_afterwards(run: Run, verb: str, tiny_model: Path, reviews: Path) -> None:
+    """Through a runner they are called in a process that lives on."""
+    words = ["--model", tiny_model, "--data", reviews, "--device", "cpu", "--max-length", 32]
+    assert run(verb, *words, "--json")[0] == 0
+    assert gc.isenabled()
+    assert run(verb, *words, "--device", "no such device")[0] == 2
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with cli._without_collector():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_train_prints_its_record_and_nothing_else(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
