@@ -307,8 +307,13 @@ def _job_and_recipe(
     file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
 ) -> tuple[Job, list[str]]:
     """The job and the strategies: the file's, and what the command line says over it."""
+    from tightfit.recipe import parse_strategy
+
     values, words = read_job_file(file) if file else ({}, [])
-    return job_from({**values, **settings}, verb), use or words
+    job, chosen = job_from({**values, **settings}, verb), use or words
+    for word in chosen:
+        parse_strategy(word)  # a mistyped one is said at once, before torch is imported
+    return job, chosen
 
 
 @contextlib.contextmanager

@@ -12,9 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
-
 Piece = TypeVar("Piece")
 
 
@@ -34,6 +31,8 @@ now = StandIn()
 
 def is_shape(tensor: object) -> bool:
     """A tensor without data."""
+    from torch._subclasses.fake_tensor import FakeTensor  # late: the list of strategies imports this module
+
     return isinstance(tensor, FakeTensor)
 
 
@@ -69,4 +68,6 @@ def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]
 
 def with_data() -> AbstractContextManager[object]:
     """Tensors made inside hold data also in a rehearsal, which does not see them."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     return _disable_current_modes()
