@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import gc
 import json
 import os
 import subprocess
@@ -49,6 +50,63 @@ def test_help_is_quick_and_needs_no_torch() -> None:
     assert all(verb in done.stdout for verb in ("train", "evaluate", "predict", "strategies", "demo"))
     # The processor's time, which other processes do not lengthen as they do the clock's.
     assert after.children_user + after.children_system - before.children_user - before.children_system < 0.5
+
+
+def modules_after(code: str) -> list[str]:
+    """Which of the large libraries a new process has imported after this."""
+    script = f"import sys\n{code}\nprint([name for name in ('torch', 'transformers') if sys.modules.get(name)])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "module", ["recipe", "strategies", "planning", "report.text", "report.words", "ladders.record"]
+)
+def test_what_needs_no_torch_does_not_import_it(module: str) -> None:
+    assert modules_after(f"import tightfit.{module}") == ["[]"]
+
+
+_RUN = """
+from tightfit import cli
+sys.argv = {words!r}
+try:
+    cli.main()
+except SystemExit as end:
+    print(end.code or 0)
+"""
+
+
+def test_the_list_of_strategies_needs_no_torch() -> None:
+    *listed, code, imported = modules_after(_RUN.format(words=["tightfit", "strategies"]))
+    assert any(line.startswith("checkpoint ") for line in listed)
+    assert (code, imported) == ("0", "[]")
+
+
+@pytest.mark.parametrize("verb", ["plan", "train", "rehearse"])
+def test_a_mistyped_strategy_is_found_without_torch(verb: str, tiny_model: Path, reviews: Path) -> None:
+    words = ["tightfit", verb, "--model", str(tiny_model), "--data", str(reviews), "--use", "chekpoint"]
+    assert modules_after(_RUN.format(words=words)) == ["2", "[]"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "rehearse"])
+def test_the_collector_is_on_again_afterwards(run: Run, verb: str, tiny_model: Path, reviews: Path) -> None:
+    """Through a runner they are called in a process that lives on."""
+    words = ["--model", tiny_model, "--data", reviews, "--device", "cpu", "--max-length", 32]
+    assert run(verb, *words, "--json")[0] == 0
+    assert gc.isenabled()
+    assert run(verb, *words, "--device", "no such device")[0] == 2
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with cli._without_collector():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_train_prints_its_record_and_nothing_else(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import sys
 
 import numpy as np
 import pytest
+from parts import CPU
 
-from tightfit.meter import Meter, ResidentGauge, SampledGauge
+from tightfit.meter import Meter, ResidentGauge, SampledGauge, meter_for
+from tightfit.rehearsal.process import overhead_of
 
 MIB = 1 << 20
 
@@ -49,6 +51,27 @@ def test_the_kernels_mark_sees_what_is_gone_again() -> None:
     del block
     assert gauge.take_peak() - before == pytest.approx(64 * MIB, abs=4 * MIB)
     assert gauge.take_peak() - gauge.now() < 4 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's high-water mark is Linux's")
+def test_measuring_the_process_does_not_reset_a_running_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one high-water mark per process, and a training measures its process while its own meter runs."""
+    monkeypatch.setattr("tightfit.rehearsal.process.load_everything", lambda loads_weights: None)
+    meter = meter_for(CPU)
+    before = meter.gauge.now()
+    block = np.ones(128 * MIB, dtype=np.uint8)
+    del block
+    size = overhead_of(CPU)
+    assert size == pytest.approx(meter.gauge.now(), abs=4 * MIB)
+    assert meter.peak - before > 100 * MIB
+
+
+def test_what_is_left_out_belongs_to_no_moment() -> None:
+    meter = Meter(Scripted(0, 3, 9, 5))
+    with meter.left_out():  # 3 was before it, 9 is inside
+        pass
+    assert meter.peak == 5
+    assert meter.moments == {"load": 5}
 
 
 def test_sampling_sees_what_stays_a_while() -> None:

@@ -18,8 +18,10 @@ from conftest import write_reviews
 from parts import skip_unless_installed
 
 from tightfit import Job, evaluate, load_run, predict, train
+from tightfit.data.reading import JobData, read_data
 from tightfit.errors import LossNotFinite, OutputError
 from tightfit.inference import Prediction
+from tightfit.rehearsal.process import load_everything
 
 
 def job_of(model: Path, data: Path, **changes: Any) -> Job:
@@ -51,6 +53,24 @@ def test_what_was_foretold_stands_beside_what_was_measured(trained: Path) -> Non
     assert run.predicted.peak_bytes == pytest.approx(run.measured.peak_bytes, rel=0.03)
     assert run.predicted.moments is not None
     assert {"forward", "backward", "step", "evaluate"} <= set(run.predicted.moments)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is sampled, and a short peak may be missed")
+def test_what_reading_takes_is_measured_and_what_the_forecast_takes_is_not(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(job: Job) -> JobData:
+        np.ones(256 << 20, dtype=np.uint8)
+        return read_data(job)
+
+    load_everything.cache_clear()  # so that its small steps, which take 120 MiB for a moment, are in both runs
+    usual = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "usual", device="cpu", quiet=True)
+    load_everything.cache_clear()
+    monkeypatch.setattr("tightfit.preparation.read_data", read)
+    greedy = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "greedy", device="cpu", quiet=True)
+    assert usual.measured.peak_bytes - usual.measured.moments["step"] < 40 << 20
+    assert greedy.measured.moments["load"] - usual.measured.moments["load"] > 200 << 20
+    assert greedy.measured.peak_bytes == greedy.measured.moments["load"]
 
 
 @pytest.mark.parametrize("recipe", ["slice:size=8", "slice-layers:size=4 adafactor step-in-backward"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,12 +61,11 @@ def plan(
 ) -> None:
     """Pick the fastest recipe that fits the memory you have, and say why."""
     job, words = _job_and_recipe(file, settings, use, "plan")
-    _begin_early(job)
+    with _begun_early(job):
+        from tightfit.planning.verb import Asked, run_plan
 
-    from tightfit.planning.verb import Asked, run_plan
-
-    asked = Asked(budget, device, use, avoid, allow).over(file, words, cards=True)
-    answer = run_plan(job, asked, out=out, export=export, quiet=as_json)
+        asked = Asked(budget, device, use, avoid, allow).over(file, words, cards=True)
+        answer = run_plan(job, asked, out=out, export=export, quiet=as_json)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -120,14 +121,13 @@ def rehearse(
 ) -> None:
     """Say what memory a training would take, by moment and kind, without weights and before the first step."""
     job, words = _job_and_recipe(file, settings, use, "rehearse")
-    _begin_early(job)
+    with _begun_early(job):
+        from tightfit.rehearsal import rehearse as run_rehearsal
+        from tightfit.report.screen import Screen
+        from tightfit.report.text import show_bill
 
-    from tightfit.rehearsal import rehearse as run_rehearsal
-    from tightfit.report.screen import Screen
-    from tightfit.report.text import show_bill
-
-    with Screen(quiet=as_json).status("Rehearsing"):
-        bill = run_rehearsal(job, words, device, probe=probe)
+        with Screen(quiet=as_json).status("Rehearsing"):
+            bill = run_rehearsal(job, words, device, probe=probe)
     if as_json:
         print_json(bill.to_json())
     else:
@@ -307,16 +307,42 @@ def _job_and_recipe(
     file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
 ) -> tuple[Job, list[str]]:
     """The job and the strategies: the file's, and what the command line says over it."""
+    from tightfit.recipe import parse_strategy
+
     values, words = read_job_file(file) if file else ({}, [])
-    return job_from({**values, **settings}, verb), use or words
+    job, chosen = job_from({**values, **settings}, verb), use or words
+    for word in chosen:
+        parse_strategy(word)  # a mistyped one is said at once, before torch is imported
+    return job, chosen
 
 
-def _begin_early(job: Job) -> None:
-    """What makes a short answer shorter, before torch is imported."""
-    from tightfit.data.beside import begin_reading
+@contextlib.contextmanager
+def _begun_early(job: Job) -> Iterator[None]:
+    """What makes a short answer shorter, begun before torch is imported."""
+    from tightfit.data.beside import begin_reading, stop_reading
 
     begin_reading(job)
-    gc.disable()  # for these few seconds: libraries make a million objects while they load, and no garbage
+    try:
+        with _without_collector():
+            yield
+    finally:
+        stop_reading(job)  # where it failed before the rows were asked for
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """For a few seconds: libraries make a million objects while they load, and no garbage."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():  # all of them count as old now: none is looked at before the answer is shown
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
 
 
 def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:

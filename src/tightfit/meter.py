@@ -55,6 +55,15 @@ class Meter:
         finally:
             self._enter(outer)
 
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """What is taken and given back inside belongs to no moment."""
+        self._settle()
+        try:
+            yield
+        finally:
+            self.gauge.take_peak()
+
     def begin(self, name: str) -> None:
         """This moment lasts until the next one begins."""
         self._enter(name)
@@ -86,27 +95,40 @@ def _gauge(device: Device) -> Gauge:
         return SampledGauge()
 
 
+def resident_bytes() -> int:
+    """Resident memory of this process now. A meter that is running goes on: its high-water mark is not reset."""
+    try:
+        return _from_status("VmRSS")
+    except OSError:
+        import psutil
+
+        return int(psutil.Process().memory_info().rss)
+
+
+def _from_status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
 class ResidentGauge:
-    """Resident memory of this process on Linux: the kernel's own high-water mark, which can be set back."""
+    """Resident memory of this process on Linux: the kernel's own high-water mark, which can be set back.
+
+    There is one mark per process, so a second gauge resets what the first has seen.
+    """
 
     def __init__(self) -> None:
-        self._status = Path("/proc/self/status")
         self._reset = Path("/proc/self/clear_refs")
         self.take_peak()
 
     def now(self) -> int:
-        return self._read("VmRSS")
+        return _from_status("VmRSS")
 
     def take_peak(self) -> int:
-        peak = self._read("VmHWM")
+        peak = _from_status("VmHWM")
         self._reset.write_text("5")  # 5 sets the high-water mark to what is resident now
         return peak
-
-    def _read(self, field: str) -> int:
-        for line in self._status.read_text().splitlines():
-            if line.startswith(field):
-                return int(line.split()[1]) * 1024
-        raise OSError(f"/proc/self/status has no {field}")
 
 
 class SampledGauge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tightfit.beginning import Smaller, Texts
+    from tightfit.meter import Meter
     from tightfit.planning.keeping import Keeping, Kept
     from tightfit.rehearsal.course import Course
     from tightfit.rehearsal.performing import Company
@@ -75,8 +77,14 @@ class Prepared:
         )
 
 
-def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = None) -> Prepared:
-    """Read the data, build the model and put the recipe on it, or one that keeps to a budget."""
+def prepare(
+    job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = None, meter: Meter | None = None
+) -> Prepared:
+    """Read the data, build the model and put the recipe on it, or one that keeps to a budget.
+
+    The meter leaves out what the forecast takes for a moment: the small steps that load the libraries' own code, and
+    the samples that the machine's rates are measured with.
+    """
     from tightfit.assembly import assemble
     from tightfit.rehearsal.performing import Company
     from tightfit.texts import texts_of
@@ -90,10 +98,10 @@ def prepare(job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = 
     fitting = job.for_rows(len(train))
     company = Company(fitting, device, data.labels, tokenizer)
     lengths = Lengths.of(fitting, train.lengths, validation.lengths)
-    kept = keeping.choose(company, lengths) if keeping is not None else None
-    if kept is not None:
-        recipe = kept.recipe
-    foreseen, unforeseen = _foresee(recipe, company, lengths)
+    with meter.left_out() if meter is not None else contextlib.nullcontext():
+        kept = keeping.choose(company, lengths) if keeping is not None else None
+        recipe = kept.recipe if kept is not None else recipe
+        foreseen, unforeseen = _foresee(recipe, company, lengths)
     parts = assemble(fitting, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)

@@ -12,8 +12,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tightfit.compat import FakeTensor, disable_current_modes
-
 Piece = TypeVar("Piece")
 
 
@@ -33,6 +31,8 @@ now = StandIn()
 
 def is_shape(tensor: object) -> bool:
     """A tensor without data."""
+    from tightfit.compat import FakeTensor  # late: the list of strategies imports this module
+
     return isinstance(tensor, FakeTensor)
 
 
@@ -68,4 +68,6 @@ def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]
 
 def with_data() -> AbstractContextManager[object]:
     """Tensors made inside hold data also in a rehearsal, which does not see them."""
+    from tightfit.compat import disable_current_modes
+
     return disable_current_modes()

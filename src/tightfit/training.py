@@ -159,7 +159,7 @@ def _run_what_flies(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None
     while True:
         meter = _start_meter(how.device)
         try:
-            prepared = _prepare(how, job, recipe, keeping)
+            prepared = _prepare(how, job, recipe, keeping, meter)
         except DoesNotFit:
             if failure is None:
                 raise
@@ -178,9 +178,9 @@ def _run_what_flies(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None
         free_memory()
 
 
-def _prepare(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None) -> Prepared:
+def _prepare(how: _How, job: Job, recipe: Recipe, keeping: Keeping | None, meter: Meter) -> Prepared:
     with how.screen.status("Reading the data and the model"):
-        prepared = prepare(job, recipe, how.device, keeping)
+        prepared = prepare(job, recipe, how.device, keeping, meter)
         _refuse_to_begin(prepared, how)
     for note in prepared.notes:
         how.screen.say(note)

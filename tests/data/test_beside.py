@@ -63,3 +63,26 @@ def test_with_torch_nothing_is_begun(tiny_model: Path, reviews: Path) -> None:
     beside.begin_reading(job)
     assert not beside._begun
     assert beside.glance_beside(job) == glance_at(job)
+
+
+_GIVEN_UP = """
+import sys
+from tightfit.data import beside
+from tightfit.job import Job
+
+job = Job(model=sys.argv[1], data=sys.argv[2])
+beside.begin_reading(job)
+begun = dict(beside._begun)
+beside.stop_reading(job)
+beside.glance_at = lambda job: "read here"
+print(len(begun), all(pipe.closed for pipe in begun.values()), beside.glance_beside(job))
+"""
+
+
+@pytest.mark.skipif(cores() < 2, reason="needs two cores and fork")
+def test_what_nobody_asked_for_is_not_kept_for_a_later_call(tiny_model: Path, reviews: Path) -> None:
+    """The file may have changed by then."""
+    words = [sys.executable, "-c", _GIVEN_UP, str(tiny_model), str(reviews)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=2) == ["1", "True", "read here\n"]
+    assert not done.stderr

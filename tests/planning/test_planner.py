@@ -16,6 +16,7 @@ from tightfit.clock import Clock
 from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
+from tightfit.planning import plan
 from tightfit.planning.candidates import candidates, different, last_resorts
 from tightfit.planning.keeping import Keeping
 from tightfit.planning.planner import Planner
@@ -261,6 +262,39 @@ def test_a_second_look_plays_nothing(planner: Planner, monkeypatch: pytest.Monke
     monkeypatch.setattr(type(planner.rehearsal), "_play", refuse)
     assert planner.plan(budget(1 << 39), ANY).fits
     assert planner.plan(budget(least), ANY).fits
+
+
+def test_a_plan_does_not_depend_on_plans_made_before(tmp_path: Path) -> None:
+    """Neither the reasons for not taking something, nor what is known of a recipe without one of its strategies."""
+    planner, least = planner_of(tmp_path / "used"), smallest(planner_of(tmp_path / "other"))
+    with pytest.raises(RecipeError, match=r"'freeze:layers=99' is more than the 6 layers"):
+        planner.plan(budget(1 << 40), Wishes.of(use=["freeze:layers=99"]))
+    for use in (["step-in-backward"], ["checkpoint", "adafactor"], ["slice:size=2", "attention"], ["bucket"]):
+        planner.plan(budget(1 << 40), Wishes.of(use=use, allow="different"))
+    fresh = planner_of(tmp_path / "fresh")
+    for size in (1 << 40, least):
+        told = planner.plan(budget(size), ANY).to_json()
+        assert told == planner.plan(budget(size), ANY).to_json()
+        assert told == fresh.plan(budget(size), ANY).to_json()
+
+
+def test_what_cannot_be_done_is_said_of_this_plan(planner: Planner, tmp_path: Path) -> None:
+    """Not of the plan before, nor of what is only tried out to see what the model can do."""
+    stiff = planner_of(tmp_path, architecture="MPNet")
+    for known in (planner, stiff):
+        for layers in (99, 98):
+            with pytest.raises(RecipeError, match=rf"^No recipe can be made: 'freeze:layers={layers}' is more"):
+                known.plan(budget(1 << 40), Wishes.of(use=[f"freeze:layers={layers}"]))
+
+
+def test_the_same_question_gets_the_same_plan(tiny_model: Path, reviews: Path) -> None:
+    job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32)
+    first = plan(job, "100GB", device="cpu")
+    with pytest.raises(RecipeError, match="'freeze:layers=99' is more than the 2 layers"):
+        plan(job, "100GB", device="cpu", use=["freeze:layers=99"])
+    with pytest.raises(DoesNotFit):
+        plan(job, "1MB", device="cpu")
+    assert plan(job, "100GB", device="cpu") == first
 
 
 def _names() -> list[str]:

@@ -43,6 +43,13 @@ def glance_beside(job: Job) -> Glance:
     return glance if glance is not None else glance_at(job)
 
 
+def stop_reading(job: Job) -> None:
+    """Nobody asks for what is read beside any more: a later call reads the file as it is then."""
+    begun = _begun.pop(job, None)
+    if begun is not None:
+        begun.close()
+
+
 def _read(job: Job, answer: Connection) -> None:
     # Nothing is said here: stdout and stderr belong to the one who waits.
     with Path(os.devnull).open("w") as nowhere:

@@ -49,7 +49,19 @@ class Planner:
         return _planner(job, device, stamp_of(job))
 
     def plan(self, budget: Budget, wishes: Wishes) -> Plan:
-        """The fastest of the gentlest recipes that fit; DoesNotFit, with the closest plan, where none does."""
+        """The fastest of the gentlest recipes that fit; DoesNotFit, with the closest plan, where none does.
+
+        The same for the same budget and wishes, whatever was planned before.
+        """
+        return self._for_one_call()._plan_within(budget, wishes)
+
+    def _for_one_call(self) -> Planner:
+        """What it worked out before is shared, so that nothing is played twice."""
+        call = Planner(self.rehearsal, self.clock)
+        call.drafts = self.drafts.for_one_call()
+        return call
+
+    def _plan_within(self, budget: Budget, wishes: Wishes) -> Plan:
         drafts = self._allowed(budget, wishes)
         fitting = self._fitting(drafts, budget)
         if fitting:
@@ -75,7 +87,7 @@ class Planner:
 
     def refusal(self, recipe: Recipe) -> str | None:
         """Why a recipe that was asked for cannot be used."""
-        return self.drafts.refused.get(" ".join(recipe.words))
+        return self.drafts.refusal(recipe)
 
     def _allowed(self, budget: Budget, wishes: Wishes) -> list[Draft]:
         """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
@@ -93,11 +105,12 @@ class Planner:
             drafts += [draft for draft in self.drafts.look_at(resort) if _rank(draft) <= harshest]
         if wishes.allow is Result.DIFFERENT and not self._any_fits(drafts, budget):
             drafts += self.drafts.look_at(self._different(wishes))
-        return self._checked(drafts)
+        return self._checked(drafts, wishes)
 
-    def _checked(self, drafts: list[Draft]) -> list[Draft]:
+    def _checked(self, drafts: list[Draft], wishes: Wishes) -> list[Draft]:
         if not drafts:
-            reason = next(iter(self.drafts.refused.values()), "what is pinned and what is avoided leave no recipe")
+            reasons = self.drafts.refused_with(wishes.pinned)
+            reason = next(iter(reasons), "what is pinned and what is avoided leave no recipe")
             raise RecipeError(f"No recipe can be made: {reason}")
         return drafts
 
@@ -166,7 +179,7 @@ class Planner:
 
     def _looked_at(self, recipe: Recipe) -> Option | None:
         """What is known of a recipe, if it was among the candidates."""
-        return self.option(recipe) if recipe in self.drafts else None
+        return self.option(recipe) if recipe in self.drafts.looked_at else None
 
 
 def _rank(draft: Draft) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +51,9 @@ def reasons_for(chosen: Option, plain: Option, look: Callable[[Recipe], Option |
         yield Reason(strategy, share, look(chosen.recipe.leaving_out(strategy)), chosen)
 
 
-def refusals(refused: Mapping[str, str], chosen: Recipe, device: Device, wishes: Wishes) -> Iterator[str]:
+def refusals(refused: Iterable[str], chosen: Recipe, device: Device, wishes: Wishes) -> Iterator[str]:
     """What the model or the device cannot do, and what is left alone because it changes the result."""
-    yield from dict.fromkeys(refused.values())
+    yield from dict.fromkeys(refused)
     if device.kind == "cpu" and "mixed-precision" not in (s.name for s in chosen.strategies):
         yield "mixed-precision: a processor computes no faster in 16 bits; pin it with --use to try"
     for kind in STRATEGIES.values():

@@ -24,10 +24,11 @@ def rehearse(job: Job | Loop, use: str | Sequence[str] = (), device: str | None 
         from tightfit.rehearsal.own_loop import rehearse_loop
 
         return rehearse_loop(job, where)
+    recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
+
     from tightfit.rehearsal.ahead import play_ahead
     from tightfit.rehearsal.rehearsal import Rehearsal
 
-    recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
     recipe.load()
     rehearsal = Rehearsal.of(job, where, probe=probe)
     if not probe:  # which may use real tensors, and with them threads that a fork has not

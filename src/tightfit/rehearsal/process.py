@@ -18,11 +18,11 @@ def overhead_of(device: Device, *, loads_weights: bool = False) -> int:
     if device.kind != "cpu":
         return device.context
     from tightfit.allocator import give_back_freed_memory
-    from tightfit.meter import meter_for
+    from tightfit.meter import resident_bytes
 
     load_everything(loads_weights)
     give_back_freed_memory()
-    return meter_for(device).gauge.now()
+    return resident_bytes()  # no meter: this may be inside a training, which has one running
 
 
 @cache
@@ -48,11 +48,15 @@ def load_everything(loads_weights: bool) -> None:
 @contextlib.contextmanager
 def _cleared_up() -> Iterator[None]:
     """What is garbage afterwards is collected. Who answers in a hurry (cli.py) has left none before: none is sought."""
-    if not gc.isenabled():
+    hurried = not gc.isenabled() and not gc.get_freeze_count()  # what the caller has frozen stays so
+    if hurried:
         gc.freeze()
-    yield
-    gc.collect()
-    gc.unfreeze()
+    try:
+        yield
+        gc.collect()
+    finally:
+        if hurried:
+            gc.unfreeze()
 
 
 def _take_small_step(words: list[str]) -> None:
