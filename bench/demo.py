@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tightfit import load_run
-from tightfit.beginning import load_beginning
+from tightfit.runs.header import load_beginning
 
 RECORD = Path(__file__).resolve().parent.parent / "records" / "demo.json"
 

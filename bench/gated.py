@@ -18,8 +18,8 @@ def main() -> None:
     go, said = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
     sys.argv = sys.argv[3:]
     if sys.argv[0] == "tightfit":
-        from tightfit.cli import main as run
-        from tightfit.lean import leave_out_the_unused
+        from tightfit.cli.app import main as run
+        from tightfit.optional_imports import leave_out_the_unused
 
         leave_out_the_unused()
     else:

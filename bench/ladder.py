@@ -23,7 +23,7 @@ from typing import Any
 from own_batches import foretold_of
 from quality import ROOT, SHARED, split, write
 from tightfit import Job
-from tightfit.clock.quiet import Watch
+from tightfit.timing.cpu_load import Watch
 
 RECORD = ROOT / "records" / "ladder.json"
 MODEL = "chinese-macbert-large"

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tightfit import Job
-from tightfit.clock import clock_for
 from tightfit.device import find_device
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.rehearsal import Rehearsal
+from tightfit.simulation.simulation import Rehearsal
+from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
+from tightfit.strategies.recipe import Recipe
+from tightfit.timing import clock_for
 
 
 def foretold_of(job: Job, recipes: list[list[str]], warm_up: int, steps: int) -> Iterator[tuple[float, list[float]]]:

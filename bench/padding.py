@@ -13,11 +13,11 @@ import numpy as np
 
 from quality import ROOT, SHARED
 from tightfit import Job
-from tightfit.data.order import Buckets, batches_of
-from tightfit.data.reading import read_data
+from tightfit.data.batches import Buckets, batches_of
+from tightfit.data.dataset import read_data
 from tightfit.data.tokens import token_lengths
-from tightfit.strategies.bucket import Bucket
-from tightfit.weights import load_tokenizer
+from tightfit.models import load_tokenizer
+from tightfit.strategies.length_bucketing import Bucket
 
 RECORD = ROOT / "records" / "padding.json"
 MODEL = "chinese-macbert-large"

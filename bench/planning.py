@@ -17,7 +17,7 @@ from typing import Any
 
 from quality import ROOT, SHARED
 from tightfit import DoesNotFit, Job, plan
-from tightfit.clock.quiet import Watch
+from tightfit.timing.cpu_load import Watch
 
 RECORD = ROOT / "records" / "planning.json"
 MODEL, DATA = SHARED / "models" / "chinese-macbert-large", SHARED / "data" / "ChnSentiCorp_htl_all.csv"

@@ -18,11 +18,11 @@ import torch
 import transformers as hf
 
 from quality import ROOT, SHARED
-from tightfit.cards import CARDS, find_card
 from tightfit.device import Device
-from tightfit.rehearsal.bill import Bill
-from tightfit.rehearsal.own_loop import rehearse_loop
-from tightfit.strategy import Kind
+from tightfit.gpus import CARDS, find_card
+from tightfit.simulation.estimate import Bill
+from tightfit.simulation.own_loop import rehearse_loop
+from tightfit.strategies.base import Kind
 
 RECORD = ROOT / "records" / "published.json"
 _MIB = 1 << 20

@@ -37,12 +37,12 @@ from own_batches import foretold_of
 from promise import reviews
 from quality import ROOT, SHARED, weights
 from tightfit import Job
-from tightfit.clock.quiet import Watch
 from tightfit.device import find_device
-from tightfit.ladders.elsewhere import ask
 from tightfit.planning.candidates import candidates
-from tightfit.planning.wishes import Wishes
-from tightfit.rehearsal.accuracy import WANDERS, accuracy_on
+from tightfit.planning.constraints import Wishes
+from tightfit.processes import ask
+from tightfit.simulation.estimate import WANDERS, accuracy_on
+from tightfit.timing.cpu_load import Watch
 from tightfit.units import parse_bytes
 
 RECORD = ROOT / "records" / "regret.json"

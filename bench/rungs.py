@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 from quality import ROOT, SHARED
+from tightfit.comparison.comparison import find_rungs
 from tightfit.demo import demo_job
 from tightfit.job import Job
-from tightfit.ladders.rungs import find_rungs
-from tightfit.recipe import Recipe
+from tightfit.strategies.recipe import Recipe
 
 WORK = ROOT / "build" / "rungs"
 NAMES = {"rungs-macbert-large": "chinese-macbert-large", "rungs-minilm": "all-MiniLM-L6-v2"}

@@ -18,15 +18,14 @@ from transformers import AutoModelForSequenceClassification, TrainerCallback
 
 from quality import split, weights
 from tightfit import Job
-from tightfit.allocator import give_back_freed_memory
-from tightfit.arguments import training_arguments
 from tightfit.device import find_device
-from tightfit.meter import meter_for
-from tightfit.preparation import prepare
-from tightfit.recipe import Recipe
-from tightfit.step import run_slices, weighed_slices
-from tightfit.stopwatch import StepClock
-from tightfit.trainer import Trainer
+from tightfit.engine.meter import meter_for
+from tightfit.engine.step import run_slices, weighed_slices
+from tightfit.strategies.recipe import Recipe
+from tightfit.system import give_back_freed_memory
+from tightfit.training.callbacks import StepClock
+from tightfit.training.setup import prepare, training_arguments
+from tightfit.training.trainer import Trainer
 
 RECORD = Path(__file__).resolve().parent.parent / "records" / "step.json"
 STEPS, WARM_UP = 24, 4

@@ -11,7 +11,7 @@ import planned
 import records
 from records import RECORDS, record
 from tables import HEADINGS, gib, percent, table
-from tightfit.ladders.record import load_ladder
+from tightfit.comparison.comparison import load_ladder
 
 SOURCE = RECORDS.parent / "src" / "tightfit"
 
@@ -22,8 +22,8 @@ def who(name: str) -> str:
 
 
 def strategies(language: str) -> str:
-    from tightfit.report.text import strategy_rows
-    from tightfit.report.words import Words
+    from tightfit.report.i18n import Words
+    from tightfit.report.terminal import strategy_rows
 
     words, rows = Words.of(language), []
     for row in strategy_rows():
@@ -160,7 +160,7 @@ def rungs(name: str) -> Callable[[str], str]:
     """A ladder's own table."""
 
     def block(language: str) -> str:
-        from tightfit.report.ladder import ladder_as_markdown
+        from tightfit.report.terminal import ladder_as_markdown
 
         return ladder_as_markdown(load_ladder(RECORDS / f"{name}.json"), language)
 

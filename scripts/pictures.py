@@ -6,13 +6,12 @@ import json
 
 import records
 from records import RECORDS
-from tightfit.ladders.record import load_ladder
+from tightfit.comparison.comparison import load_ladder
 
 
 def accuracy_picture() -> str:
     """Foretold against measured peak, every run a dot."""
-    from tightfit.report.pictures.drawing import as_file_svg
-    from tightfit.report.pictures.scatter import scatter
+    from tightfit.report.charts import as_file_svg, scatter
 
     runs = records.memory_runs()
     return as_file_svg(scatter([run["measured"] for run in runs], [run["predicted"] for run in runs]))
@@ -20,11 +19,10 @@ def accuracy_picture() -> str:
 
 def report_picture() -> str:
     """The demo's memory by moment and kind, foretold and measured."""
+    from tightfit.report.charts import MEASURED, add_legend, as_file_svg
+    from tightfit.report.charts import memory as draw
     from tightfit.report.figures import kind_keys
-    from tightfit.report.pictures.drawing import MEASURED, as_file_svg
-    from tightfit.report.pictures.legend import add_legend
-    from tightfit.report.pictures.memory import memory as draw
-    from tightfit.report.words import Words
+    from tightfit.report.i18n import Words
 
     record, say = json.loads((RECORDS / "demo.json").read_text("utf-8")), Words("en")
     bill = record["bill"]
@@ -38,8 +36,7 @@ def report_picture() -> str:
 
 def ladder_picture() -> str:
     """BERT-Large, rung by rung."""
-    from tightfit.report.pictures.drawing import as_file_svg
-    from tightfit.report.pictures.ladder import ladder_picture
-    from tightfit.report.words import Words
+    from tightfit.report.charts import as_file_svg, ladder_picture
+    from tightfit.report.i18n import Words
 
     return as_file_svg(ladder_picture(load_ladder(RECORDS / "rungs-macbert-large.json"), Words.of("en")))

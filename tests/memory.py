@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from tightfit import shapes
+from tightfit.ops import fake as shapes
 
 
 class LiveBytes(TorchDispatchMode):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from heads import build, make_batch
 
-from tightfit.data.slices import cut_slices
+from tightfit.data.batches import cut_slices
 from tightfit.device import Device
-from tightfit.recipe import Recipe
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
+from tightfit.strategies.recipe import Recipe
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 CARD = Device("cuda", "a card whose memory is this machine's", bf16=True, fp16=False, compute=86)

@@ -10,15 +10,13 @@ from heads import small_config
 from parts import CPU
 
 from tightfit import Job
-from tightfit.budget import Budget
-from tightfit.clock import Clock, Rates
-from tightfit.data.labels import Labels
-from tightfit.device import Device
+from tightfit.data.rows import Labels
+from tightfit.device import Budget, Device
 from tightfit.planning.planner import Planner
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.rehearsal.work import NARROW, OPERANDS, PASS, PRODUCT
+from tightfit.simulation.op_counts import NARROW, OPERANDS, PASS, PRODUCT
+from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.worst_case import Lengths
+from tightfit.timing import Clock, Rates
 
 OVERHEAD = 1 << 20
 RATES = Rates(

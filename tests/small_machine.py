@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from tightfit import trainer
+from tightfit.training import trainer
 
 
 @dataclass

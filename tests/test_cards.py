@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.cards import CARDS, find_card
 from tightfit.device import find_device, find_device_or_card
 from tightfit.errors import BadInput
+from tightfit.gpus import CARDS, find_card
 
 
 @pytest.mark.parametrize(

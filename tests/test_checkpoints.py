@@ -13,7 +13,9 @@ from torture.disk import WAYS, Disk
 from torture.ground import Ground, same_bits
 from torture.kills import Kills
 
-from tightfit.checkpoints import (
+from tightfit.errors import OutputError, SaveFailed
+from tightfit.files import remove_leftovers, whole_folder, write_whole
+from tightfit.training.checkpoints import (
     ABOUT,
     checkpoint_to_write,
     damage_of,
@@ -22,8 +24,6 @@ from tightfit.checkpoints import (
     newest_whole_checkpoint,
     write_about,
 )
-from tightfit.errors import OutputError, SaveFailed
-from tightfit.whole import remove_leftovers, whole_folder, write_whole
 
 
 def write_checkpoint(folder: Path, step: int, content: bytes = b"weights") -> Path:
@@ -172,7 +172,7 @@ def test_resuming_at_the_last_step_takes_no_further_one(ground: Ground) -> None:
 def test_what_was_learned_about_memory_is_kept(ground: Ground) -> None:
     from unittest import mock
 
-    from tightfit import trainer
+    from tightfit.training import trainer
 
     learned: list[dict[str, dict[int, int]]] = []
     begin = trainer.Trainer.begin

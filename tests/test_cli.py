@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import write_reviews
 
-from tightfit import cli
+from tightfit.cli import app as cli
 
 Answer = tuple[int, str, str]
 Run = Callable[..., Answer]
@@ -197,7 +197,7 @@ def test_a_labelled_file_is_there_whole_or_not_at_all(
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("tightfit.labelling.csv.DictWriter.writerows", full)
+    monkeypatch.setattr("tightfit.inference.csv.DictWriter.writerows", full)
     code, _, err = run("predict", trained, "--data", reviews, "--out", tmp_path / "out" / "labelled.csv")
     assert code == 2
     assert "No space left on device" in err

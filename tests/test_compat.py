@@ -25,8 +25,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import tightfit
 from tightfit import compat
 from tightfit.compat import FakeTensor, FakeTensorMode, TorchDispatchMode
-from tightfit.rehearsal import work
-from tightfit.trainer import Trainer
+from tightfit.simulation import op_counts as work
+from tightfit.training.trainer import Trainer
 
 SOURCE = Path(tightfit.__file__).parent
 

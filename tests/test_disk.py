@@ -6,8 +6,8 @@ import pytest
 import torch
 from parts import batch_of, parts_of
 
-from tightfit.assembly import build_optimizer
-from tightfit.disk import checkpoint_bytes, optimizer_bytes
+from tightfit.engine.assembly import build_optimizer
+from tightfit.training.setup import checkpoint_bytes, optimizer_bytes
 
 
 @pytest.mark.parametrize("use", ["adamw", "adamw:fused=false", "adafactor", "freeze"])

@@ -63,8 +63,8 @@ def test_every_command_is_one_that_the_command_line_takes(name: str) -> None:
     """Parsed by the real command line; the run itself is the business of other tests."""
     import typer
 
-    from tightfit.cli import app
-    from tightfit.recipe import Recipe
+    from tightfit.cli.app import app
+    from tightfit.strategies.recipe import Recipe
 
     group = typer.main.get_command(app)
     found = commands(name)
@@ -94,7 +94,7 @@ def test_the_python_of_the_readme_runs(trained: Path, tiny_model: Path, tmp_path
 
 def test_the_job_file_of_the_readme_is_one(tmp_path: Path) -> None:
     from tightfit.job import Job, read_job_file
-    from tightfit.recipe import Recipe
+    from tightfit.strategies.recipe import Recipe
 
     text = (ROOT / "README.md").read_text("utf-8")
     content = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0]

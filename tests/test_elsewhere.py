@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tightfit.elsewhere import elsewhere
 from tightfit.errors import RunFailed
+from tightfit.processes import elsewhere
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the same process")
 

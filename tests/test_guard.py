@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tightfit import guard, procfs
+from tightfit import system as procfs
 from tightfit.device import Device
-from tightfit.oom import is_out_of_memory
+from tightfit.engine.oom import is_out_of_memory
+from tightfit.training import memory_limit as guard
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 MIB = 1 << 20

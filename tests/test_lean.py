@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tightfit.lean import is_installed, leave_out_the_unused, let_in
+from tightfit.optional_imports import is_installed, leave_out_the_unused, let_in
 
 UNUSED = ("datasets", "pandas", "pyarrow", "bitsandbytes", "peft", "scipy", "sklearn")
 
@@ -50,7 +50,7 @@ def absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A package that is installed and not loaded."""
     (tmp_path / "some_library.py").write_text("loaded = True\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("tightfit.lean._UNUSED", ("some_library",))
+    monkeypatch.setattr("tightfit.optional_imports._UNUSED", ("some_library",))
     monkeypatch.delitem(sys.modules, "some_library", raising=False)
     yield "some_library"
     sys.modules.pop("some_library", None)
@@ -74,7 +74,7 @@ def test_what_is_loaded_already_stays(absent: str) -> None:
 def test_those_who_asked_before_get_the_same_answer(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asking = SimpleNamespace(is_some_library_available=lambda: True)
     monkeypatch.setitem(sys.modules, "asking", asking)  # type: ignore[arg-type]
-    monkeypatch.setattr("tightfit.lean._ASKING", ("asking", "not_loaded"))
+    monkeypatch.setattr("tightfit.optional_imports._ASKING", ("asking", "not_loaded"))
     leave_out_the_unused()
     let_in(absent)
     assert not asking.is_some_library_available()

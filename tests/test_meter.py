@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from parts import CPU
 
-from tightfit.meter import Meter, ResidentGauge, SampledGauge, meter_for
-from tightfit.rehearsal.process import overhead_of
+from tightfit.engine.meter import Meter, ResidentGauge, SampledGauge, meter_for
+from tightfit.simulation.process_size import overhead_of
 
 MIB = 1 << 20
 
@@ -56,7 +56,7 @@ def test_the_kernels_mark_sees_what_is_gone_again() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's high-water mark is Linux's")
 def test_measuring_the_process_does_not_reset_a_running_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one high-water mark per process, and a training measures its process while its own meter runs."""
-    monkeypatch.setattr("tightfit.rehearsal.process.load_everything", lambda loads_weights: None)
+    monkeypatch.setattr("tightfit.simulation.process_size.load_everything", lambda loads_weights: None)
     meter = meter_for(CPU)
     before = meter.gauge.now()
     block = np.ones(128 * MIB, dtype=np.uint8)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import OPTConfig, OPTForSequenceClassification
 
-from tightfit.norms import Handed, LastNorm, Missed, last_norm
+from tightfit.ops.chunked_linear import Handed, LastNorm, Missed, last_norm
 
 LAYERS, PIECES = 3, 4
 

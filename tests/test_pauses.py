@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from torture.ground import Ground, ending_of, in_child, same_bits
 
-from tightfit.checkpoints import newest_checkpoint
 from tightfit.errors import BadInput, Stopped
-from tightfit.pauses import Pauses, SaveEvery
+from tightfit.training.callbacks import Pauses, SaveEvery
+from tightfit.training.checkpoints import newest_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 def train_in_child(ground: Ground, out: str, seconds_per_step: float = 0.2) -> int:
     """A child that trains slowly enough to be stopped, and ends as the command line does."""
-    from tightfit import trainer
+    from tightfit.training import trainer
 
     take = trainer.Trainer.training_step
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tightfit.pieces import Piece, cut_by_tokens
-from tightfit.rooms import Rooms
-from tightfit.states import join_states, split_states
+from tightfit.data.batches import Piece, cut_by_tokens
+from tightfit.ops.buffer_pool import Rooms
+from tightfit.ops.chunked_layer import join_states, split_states
 
 COST = 64
 

@@ -12,10 +12,11 @@ from parts import parts_of
 from small_machine import SmallMachine
 from torture.ground import Ground, losses, same_bits
 
-from tightfit import Job, trainer
-from tightfit.data.order import Buckets, batches_of
+from tightfit import Job
+from tightfit.data.batches import Buckets, batches_of
 from tightfit.errors import PreflightFailed
-from tightfit.preflight import find_worst
+from tightfit.training import trainer
+from tightfit.training.preflight import find_worst
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,11 @@ from parts import parts_of
 from torture.ground import Ground
 from torture.hunger import ERRORS, Case, Hunger
 
-from tightfit.data.limits import RowLimits
+from tightfit.data.batches import RowLimits
+from tightfit.engine.oom import forget, freed_after_failure, is_out_of_memory
 from tightfit.errors import OutOfMemory
-from tightfit.ledger import Ledger
-from tightfit.oom import forget, freed_after_failure, is_out_of_memory
-from tightfit.recovery import HalfDone, Recovery, run_in_pieces
-from tightfit.trainer import Trainer
+from tightfit.training.recovery import HalfDone, Ledger, Recovery, run_in_pieces
+from tightfit.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -107,7 +106,7 @@ def test_a_batch_that_is_too_large_comes_in_pieces() -> None:
 
 def optimizers() -> list[Any]:
     from tightfit.optimizers.adafactor import Adafactor
-    from tightfit.optimizers.adamw16 import AdamW16
+    from tightfit.optimizers.adamw_16bit import AdamW16
 
     return [
         *(lambda p, kind=kind: torch.optim.AdamW(p, lr=0.1, **{kind: True}) for kind in ("fused", "foreach")),
@@ -119,7 +118,7 @@ def optimizers() -> list[Any]:
 
 def _adamw8(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     pytest.importorskip("bitsandbytes")
-    from tightfit.optimizers.adamw8 import AdamW8
+    from tightfit.optimizers.adamw_8bit import AdamW8
 
     return AdamW8(parameters, lr=0.1)
 

@@ -15,10 +15,11 @@ from small_machine import SmallMachine
 from torture.ground import Ground, losses, same_bits
 from torture.inputs import call
 
-from tightfit import Run, load_run, trainer
+from tightfit import Run, load_run
 from tightfit.errors import BadInput, PreflightFailed, Stopped
 from tightfit.job import read_job_file
-from tightfit.planning.file import VERSION
+from tightfit.planning.plan_file import VERSION
+from tightfit.training import trainer
 
 
 @pytest.fixture(scope="module")

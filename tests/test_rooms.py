@@ -12,10 +12,10 @@ import torch
 from heads import build
 from parts import CARD, parts_of, sorted_batch
 
-from tightfit import rooms
-from tightfit.oom import free_memory
-from tightfit.rooms import Rooms, empty
-from tightfit.strategies.slice_layers import SliceLayers
+from tightfit.engine.oom import free_memory
+from tightfit.ops import buffer_pool as rooms
+from tightfit.ops.buffer_pool import Rooms, empty
+from tightfit.strategies.chunked_layers import SliceLayers
 
 SHAPE = (4, 8, 2048)
 LIKE = torch.empty(0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from heads import build, gradients, make_batch
 
-from tightfit.step import label_counts, run_slices, weighed_slices
+from tightfit.engine.step import label_counts, run_slices, weighed_slices
 
 TOLERANCE = 1e-5
 ALL_HEADS = [

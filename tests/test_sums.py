@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tightfit.sums import sum_in_place
+from tightfit.ops.chunked_linear import sum_in_place
 
 PIECES = 3
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import tightfit.attention as attention
-from tightfit.chance import Chance, draw_seed, dropout
+import tightfit.ops.attention as attention
+from tightfit.ops.dropout import Chance, draw_seed, dropout
 
 DROPPED = 0.25
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tightfit.allocator import give_back_freed_memory
-from tightfit.checkpoints import copy_weights
-from tightfit.meter import ResidentGauge
+from tightfit.engine.meter import ResidentGauge
+from tightfit.system import give_back_freed_memory
+from tightfit.training.checkpoints import copy_weights
 
 MIB = 1 << 20
 

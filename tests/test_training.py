@@ -18,10 +18,10 @@ from conftest import write_reviews
 from parts import skip_unless_installed
 
 from tightfit import Job, evaluate, load_run, predict, train
-from tightfit.data.reading import JobData, read_data
+from tightfit.data.dataset import JobData, read_data
 from tightfit.errors import LossNotFinite, OutputError
 from tightfit.inference import Prediction
-from tightfit.rehearsal.process import load_everything
+from tightfit.simulation.process_size import load_everything
 
 
 def job_of(model: Path, data: Path, **changes: Any) -> Job:
@@ -66,7 +66,7 @@ def test_what_reading_takes_is_measured_and_what_the_forecast_takes_is_not(
     load_everything.cache_clear()  # so that its small steps, which take 120 MiB for a moment, are in both runs
     usual = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "usual", device="cpu", quiet=True)
     load_everything.cache_clear()
-    monkeypatch.setattr("tightfit.preparation.read_data", read)
+    monkeypatch.setattr("tightfit.training.run.setup.read_data", read)
     greedy = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "greedy", device="cpu", quiet=True)
     assert usual.measured.peak_bytes - usual.measured.moments["step"] < 40 << 20
     assert greedy.measured.moments["load"] - usual.measured.moments["load"] > 200 << 20
@@ -95,7 +95,7 @@ def test_the_peak_of_a_fresh_process_is_as_foretold(recipe: str, tiny_model: Pat
 def test_a_model_that_cannot_be_rehearsed_is_trained(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightfit.rehearsal.rehearsal import Rehearsal
+    from tightfit.simulation.simulation import Rehearsal
 
     def stumble(*args: Any) -> None:
         raise RuntimeError("an operation without a shape")
@@ -284,7 +284,7 @@ def test_a_stopped_run_goes_on(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped in the third epoch, resumed from the end of the second: the weights of the undisturbed run."""
-    from tightfit import trainer
+    from tightfit.training import trainer
 
     job = job_of(tiny_model, reviews, epochs=3)
     whole = train(job, out=tmp_path / "whole", device="cpu", quiet=True)
@@ -316,7 +316,7 @@ def test_a_loss_that_is_no_number_stops_the_run(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the second epoch: the first epoch's checkpoint stays, and no spoiled weights are written."""
-    from tightfit import trainer
+    from tightfit.training import trainer
 
     calls = []
 
@@ -341,7 +341,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
 ) -> None:
     """In an epoch's last step, with clipping and without."""
-    from tightfit import trainer
+    from tightfit.training import trainer
 
     run_slices, calls = trainer.run_slices, []
 
@@ -387,11 +387,11 @@ def test_a_run_can_be_used_from_another_folder(
 
 def test_padding_is_what_the_tokenizer_says(tiny_model: Path, reviews: Path) -> None:
     """A config that says otherwise would make a decoder read its texts at the wrong token."""
-    from tightfit.assembly import assemble
-    from tightfit.data.labels import Labels
+    from tightfit.data.rows import Labels
     from tightfit.device import find_device
-    from tightfit.recipe import Recipe
-    from tightfit.weights import load_tokenizer
+    from tightfit.engine.assembly import assemble
+    from tightfit.models import load_tokenizer
+    from tightfit.strategies.recipe import Recipe
 
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.pad_token = "[MASK]"

@@ -12,9 +12,9 @@ from heads import CONFIGS, build, gradients, make_batch
 
 from test_training import job_of, weights_of, without_dropout
 from tightfit import freeze, train
-from tightfit.data.kept import KeptRows
+from tightfit.data.row_file import KeptRows
 from tightfit.errors import PreflightFailed, RecipeError
-from tightfit.trunk import FrozenTrunk, find_trunk
+from tightfit.ops.feature_cache import FrozenTrunk, find_trunk
 
 VARIANTS = [(name, {}) for name in CONFIGS] + [("ModernBert", {"classifier_pooling": "mean"})]
 

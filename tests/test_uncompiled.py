@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.uncompiled import leave_out_the_compiler
+from tightfit.cli.startup import leave_out_the_compiler
 
 LARGE = ("torch._inductor", "torch._dynamo.symbolic_convert", "torch.distributed.tensor._api")
 LEAN = "from tightfit.lean import leave_out_the_unused\nleave_out_the_unused()\n"

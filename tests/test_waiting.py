@@ -9,11 +9,11 @@ import torch
 from heads import CONFIGS, DROPOUT, build, gradients
 from parts import CPU, batch_of, parts_of
 
-from tightfit import waiting
+from tightfit.engine.step import run_slices, weighed_slices
 from tightfit.errors import RecipeError
-from tightfit.recipe import Recipe
-from tightfit.step import run_slices, weighed_slices
+from tightfit.ops import offload as waiting
 from tightfit.strategies.offload_activations import OffloadActivations
+from tightfit.strategies.recipe import Recipe
 
 
 def gradients_of(architecture: str, *words: str) -> torch.Tensor:

@@ -6,18 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightfit.budget import Budget
+    from tightfit.comparison import Ladder, ladder
+    from tightfit.device import Budget
     from tightfit.errors import DoesNotFit, TightfitError
     from tightfit.inference import evaluate, predict
     from tightfit.job import Job
-    from tightfit.ladders import Ladder, ladder
     from tightfit.planning import Plan, plan
-    from tightfit.recipe import Recipe
-    from tightfit.record import Run, load_run
-    from tightfit.rehearsal import rehearse
-    from tightfit.rehearsal.bill import Bill
+    from tightfit.runs.record import Run, load_run
+    from tightfit.simulation import rehearse
+    from tightfit.simulation.estimate import Bill
     from tightfit.strategies.freeze import freeze, frozen_parameters
-    from tightfit.training import train
+    from tightfit.strategies.recipe import Recipe
+    from tightfit.training.run import train
 
 # torch takes seconds to import: each name is fetched when it is first used.
 _HOMES = {

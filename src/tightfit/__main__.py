@@ -1,5 +1,5 @@
 """python -m tightfit"""
 
-from tightfit.cli import process
+from tightfit.cli.app import process
 
 process()

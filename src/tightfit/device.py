@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tightfit.errors import BadInput, suggest
+from tightfit.units import format_bytes, parse_bytes
 
 KINDS = ("cpu", "cuda", "mps")
 
@@ -51,7 +53,7 @@ def find_device(word: str | None = None) -> Device:
 
 def find_device_or_card(word: str | None = None) -> Device:
     """A device of this machine, or a card by its name that need not be here: for rehearsing, not for training."""
-    from tightfit.cards import CARDS, find_card
+    from tightfit.gpus import CARDS, find_card
 
     if word is not None and (card := find_card(word)):
         return card
@@ -61,7 +63,7 @@ def find_device_or_card(word: str | None = None) -> Device:
 
 
 def _no_such_device(word: str) -> str:
-    from tightfit.cards import find_card
+    from tightfit.gpus import find_card
 
     if card := find_card(word):
         return f"'{card.title}' can be rehearsed for; training runs on this machine: use --device cuda or cpu."
@@ -87,7 +89,7 @@ def _cuda(index: int) -> Device:
     import psutil
     import torch
 
-    from tightfit.cards import CUDA_CONTEXT
+    from tightfit.gpus import CUDA_CONTEXT
 
     count = torch.cuda.device_count()
     if index >= count:
@@ -108,3 +110,45 @@ def _cuda(index: int) -> Device:
         compute=10 * about.major + about.minor,
         host_memory=psutil.virtual_memory().total,
     )
+
+
+# Budget: how much memory a training may take, and on what device.
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes on a device. On a CPU they are the whole process's, on a card those of torch and its context."""
+
+    size: int
+    device: Device
+
+    @classmethod
+    def of(cls, size: str | int | None = None, device: Device | str | None = None) -> Budget:
+        """Read "4GB"; without a size it is what the device has."""
+        where = device if isinstance(device, Device) else find_device_or_card(device)
+        if size is None:
+            return cls(_all_of(where), where)
+        return cls(parse_bytes(size) if isinstance(size, str) else size, where)
+
+    @cached_property
+    def note(self) -> str | None:
+        """What is odd about it."""
+        there = self.device.memory
+        if there is None or self.size <= there:
+            return None
+        return (
+            f"the budget of {format_bytes(self.size)} is more than {self.device.title} has "
+            f"({format_bytes(there)}): such a plan may fit the budget and not the device"
+        )
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.size)} on {self.device.title}"
+
+
+def _all_of(device: Device) -> int:
+    """On a card all of it; on this machine what nobody else uses."""
+    if device.kind != "cpu":
+        return device.memory or 0
+    import psutil
+
+    return int(psutil.virtual_memory().available)

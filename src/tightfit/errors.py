@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightfit.planning.plans import Plan
+    from tightfit.planning.plan import Plan
 
 _LONGEST = 1000  # characters
 

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightfit.errors import BadInput, shown, suggest
-from tightfit.whole import write_whole
+from tightfit.files import write_whole
 
 
 class Job(BaseModel):

@@ -12,15 +12,30 @@ import pytest
 import torch
 from plans import RATES, planner_of
 
-from tightfit.cards import CARDS
-from tightfit.clock import Clock, clock_for, measured, pieces, products, quiet
-from tightfit.clock.layers import Layer, foretold, set_right
-from tightfit.clock.pieces import fastest
-from tightfit.clock.rates import Rates
+from tightfit.gpus import CARDS
 from tightfit.planning.planner import Planner
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.work import NORM, OPERANDS, PASS, PRODUCT
+from tightfit.simulation.op_counts import NORM, OPERANDS, PASS, PRODUCT
 from tightfit.strategies import STRATEGIES
+from tightfit.strategies.recipe import Recipe
+from tightfit.timing import (
+    Clock,
+    clock_for,
+)
+from tightfit.timing import (
+    calibrate as measured,
+)
+from tightfit.timing import (
+    cpu_load as quiet,
+)
+from tightfit.timing import (
+    microbench as pieces,
+)
+from tightfit.timing import (
+    microbench as products,
+)
+from tightfit.timing.calibrate import Layer, foretold, set_right
+from tightfit.timing.estimate import Rates
+from tightfit.timing.microbench import fastest
 
 
 @pytest.fixture(autouse=True)

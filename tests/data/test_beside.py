@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tightfit import Job
-from tightfit.cores import cores
-from tightfit.data import beside
-from tightfit.data.reading import glance_at
+from tightfit.data import dataset as beside
+from tightfit.data.dataset import glance_at
+from tightfit.processes import cores
 
 _AS_A_PROGRAM = """
 import json, multiprocessing, sys

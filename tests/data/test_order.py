@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tightfit import Job
-from tightfit.data.order import batches_of, steps_of
-from tightfit.rehearsal.lengths import Lengths
+from tightfit.data.batches import batches_of, steps_of
+from tightfit.simulation.worst_case import Lengths
 
 
 def job(**changes: object) -> Job:
@@ -50,10 +50,10 @@ def test_buckets_are_dealt_out_as_foretold(
 ) -> None:
     """The texts that the model meets, batch by batch, are those of which the bill was made; every row comes once."""
     from tightfit.device import find_device
-    from tightfit.preparation import buckets_of, prepare
-    from tightfit.recipe import Recipe
-    from tightfit.trainer import Trainer
-    from tightfit.training import train
+    from tightfit.strategies.recipe import Recipe
+    from tightfit.training.run import train
+    from tightfit.training.setup import buckets_of, prepare
+    from tightfit.training.trainer import Trainer
 
     seen: list[list[int]] = []
     plain = Trainer.training_step
@@ -77,7 +77,7 @@ def test_buckets_are_dealt_out_as_foretold(
 def test_buckets_leave_little_padding() -> None:
     import numpy as np
 
-    from tightfit.data.order import Buckets
+    from tightfit.data.batches import Buckets
 
     lengths = np.random.default_rng(0).integers(5, 129, size=1000)
     settings = job(batch_size=32)
@@ -126,10 +126,10 @@ def test_the_largest_batch_counts_also_if_it_is_the_first() -> None:
 
 
 def test_lengths_are_those_of_the_encoded_rows(tiny_model: Path, reviews: Path) -> None:
+    from tightfit.data.row_file import store_rows
     from tightfit.data.rows import load_rows
-    from tightfit.data.store import store_rows
     from tightfit.data.tokens import encode, token_lengths
-    from tightfit.weights import load_tokenizer
+    from tightfit.models import load_tokenizer
 
     rows, _ = load_rows(str(reviews))
     tokenizer = load_tokenizer(str(tiny_model))

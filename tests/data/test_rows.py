@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from conftest import write_reviews
 
-from tightfit.data import store
-from tightfit.data.labels import find_labels
-from tightfit.data.rows import load_rows
+from tightfit.data import row_file as store
+from tightfit.data.rows import find_labels, load_rows
 from tightfit.data.split import held_out_rows, save_split, split_rows
 from tightfit.errors import DataError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.data.slices import cut_slices, row_spans
+from tightfit.data.batches import cut_slices, row_spans
 
 
 def batch_of(*lengths: int, width: int = 6) -> dict[str, torch.Tensor]:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from conftest import write_reviews
 
-from tightfit.data import store
-from tightfit.data.store import Store, store_rows
+from tightfit.data import row_file as store
+from tightfit.data.row_file import Store, store_rows
 
 TEXTS = ["plain", "", "两行\n一个\ttab", "emoji 👩‍👩‍👧 and 🏨", "", "é" * 5000, "\r\n", "end"]
 KINDS = {"text": str, "label": str, "line": int}
@@ -82,7 +82,7 @@ def test_the_loader_gets_them_as_torch_asks(tiny_model: Path) -> None:
     from transformers import DataCollatorWithPadding
 
     from tightfit.data.tokens import encode
-    from tightfit.weights import load_tokenizer
+    from tightfit.models import load_tokenizer
 
     tokenizer = load_tokenizer(str(tiny_model))
     texts = ["the room was clean", "loud", "very kind staff"]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.data.encoding import detect_encoding
-from tightfit.data.tables import Table
+from tightfit.data.readers import Table, detect_encoding
 from tightfit.errors import DataError
 
 

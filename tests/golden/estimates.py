@@ -15,15 +15,14 @@ from heads import small_config
 from parts import CPU
 
 from tightfit import Job
-from tightfit.cards import CARDS
-from tightfit.data.labels import Labels
+from tightfit.data.rows import Labels
 from tightfit.device import Device
 from tightfit.errors import RecipeError
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.rehearsal.work import Work
+from tightfit.gpus import CARDS
+from tightfit.simulation.op_counts import Work
+from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.recipe import Recipe
 
 FILE = Path(__file__).parent / "estimates.json"
 DEVICES = {"cpu": CPU, "gpu": CARDS["T4 16GB"]}

@@ -13,16 +13,16 @@ from plans import RATES
 from test_cli import Run, run  # noqa: F401
 
 from tightfit import Job, ladder
-from tightfit.clock import measured
+from tightfit.cli import worker
+from tightfit.comparison import runner as climbing
+from tightfit.comparison.comparison import Climb, Foretold, Ladder, Row, find_rungs, grown_from, load_ladder, shrunk
 from tightfit.errors import BadInput, OutputError, TightfitError
-from tightfit.ladders import climbing, worker
-from tightfit.ladders.elsewhere import Answer, ask
-from tightfit.ladders.record import Climb, Foretold, Ladder, Row, load_ladder
-from tightfit.ladders.rungs import find_rungs
-from tightfit.ladders.shrinking import grown_from, shrunk
-from tightfit.report.ladder import kinds_of, ladder_as_html, ladder_as_markdown, write_ladder
-from tightfit.report.pictures.ladder import ladder_picture
-from tightfit.report.words import LANGUAGES, Words
+from tightfit.processes import WorkerResult as Answer
+from tightfit.processes import ask
+from tightfit.report.charts import ladder_picture
+from tightfit.report.i18n import LANGUAGES, Words
+from tightfit.report.terminal import kinds_of, ladder_as_html, ladder_as_markdown, write_ladder
+from tightfit.timing import calibrate as measured
 
 Asked = list[dict[str, Any]]
 
@@ -76,7 +76,7 @@ def test_every_rung_is_foretold_and_measured(job: Job, asked: Asked, tmp_path: P
 def test_a_rung_is_evaluated_on_its_largest_batch_only(
     job: Job, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightfit.trainer import Trainer
+    from tightfit.training.trainer import Trainer
 
     rows, plain = [], Trainer.__init__
 

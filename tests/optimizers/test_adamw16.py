@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from peers import parameters, set_gradients
 
-from tightfit.chance import Chance, round_by_chance
-from tightfit.optimizers.adamw16 import AdamW16
+from tightfit.ops.dropout import Chance, round_by_chance
+from tightfit.optimizers.adamw_16bit import AdamW16
 
 SHAPES = ((64, 33), (129,), (3, 4, 5))
 

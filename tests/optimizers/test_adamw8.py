@@ -13,10 +13,10 @@ from peers import check_gradients_are_left, parameters, set_gradients, torn_as_w
 pytest.importorskip("bitsandbytes")
 import bitsandbytes
 
-import tightfit.optimizers.adamw8 as ours
-from tightfit.optimizers.adamw8 import AdamW8
-from tightfit.recipe import parse_strategy
-from tightfit.rehearsal.kernels.cpu import scratch
+import tightfit.optimizers.adamw_8bit as ours
+from tightfit.optimizers.adamw_8bit import AdamW8
+from tightfit.simulation.kernels.cpu import scratch
+from tightfit.strategies.recipe import parse_strategy
 
 SHAPES = ((96, 133), (129,), (3, 40, 50))
 

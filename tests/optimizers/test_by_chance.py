@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.optimizers.by_chance import ByChance
+from tightfit.optimizers.stochastic_rounding import ByChance
 from tightfit.strategies.adamw import AdamW
 
 

@@ -9,8 +9,8 @@ import torch
 from parts import skip_unless_installed
 from peers import parameters, set_gradients
 
-from tightfit.optimizers.on_host import OnHost
-from tightfit.recipe import parse_strategy
+from tightfit.optimizers.cpu_offload import OnHost
+from tightfit.strategies.recipe import parse_strategy
 
 SHAPES = ((64, 65), (129,), (3, 4, 5))
 

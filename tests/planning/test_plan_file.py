@@ -10,13 +10,13 @@ import yaml
 from plans import budget, planner_of
 
 from tightfit import Job
-from tightfit.cards import CARDS
+from tightfit.cli.options import Asked, note_in, planned_in
 from tightfit.errors import BadInput
+from tightfit.gpus import CARDS
 from tightfit.job import read_job_file
-from tightfit.planning.file import changes, fingerprints, read_note, write_plan
-from tightfit.planning.plans import Plan
-from tightfit.planning.verb import Asked, note_in, planned_in
-from tightfit.planning.wishes import Wishes
+from tightfit.planning.constraints import Wishes
+from tightfit.planning.plan import Plan
+from tightfit.planning.plan_file import changes, fingerprints, read_note, write_plan
 
 
 @pytest.fixture(scope="module")

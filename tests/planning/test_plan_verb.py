@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tightfit import Budget, DoesNotFit, Job, Plan, plan, train, trainer, training
-from tightfit.data.columns import Columns
+from tightfit import Budget, DoesNotFit, Job, Plan, plan, train
+from tightfit.data.rows import Columns
 from tightfit.errors import BadInput, PreflightFailed
-from tightfit.planning.keeping import Keeping
-from tightfit.planning.plainly import columns_of, why_not_plain
-from tightfit.recipe import Recipe
-from tightfit.record import load_run
+from tightfit.planning.export import columns_of, why_not_plain
+from tightfit.planning.select import Keeping
+from tightfit.runs.record import load_run
+from tightfit.strategies.recipe import Recipe
+from tightfit.training import run as training
+from tightfit.training import trainer
 from tightfit.units import parse_bytes
 
 
@@ -29,7 +31,7 @@ from tightfit.units import parse_bytes
 def _own_rates(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     from plans import RATES
 
-    from tightfit.clock import measured
+    from tightfit.timing import calibrate as measured
 
     monkeypatch.setattr(measured, "rates_of_this_machine", lambda: RATES)
 

@@ -11,22 +11,22 @@ import pytest
 from parts import CPU
 from plans import budget, planner_of
 
-from tightfit.cards import CARDS
-from tightfit.clock import Clock
 from tightfit.device import Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
+from tightfit.gpus import CARDS
 from tightfit.job import Job
 from tightfit.planning import plan
 from tightfit.planning.candidates import candidates, different, last_resorts
-from tightfit.planning.keeping import Keeping
+from tightfit.planning.constraints import Wishes
+from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
-from tightfit.planning.plans import Option
-from tightfit.planning.wishes import Wishes
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.accuracy import WANDERS
-from tightfit.rehearsal.performing import Company
+from tightfit.planning.select import Keeping
+from tightfit.simulation.estimate import WANDERS
+from tightfit.simulation.simulation import Company
 from tightfit.strategies import STRATEGIES
-from tightfit.strategy import Result
+from tightfit.strategies.base import Result
+from tightfit.strategies.recipe import Recipe
+from tightfit.timing import Clock
 
 ANY = Wishes()
 SLACK = WANDERS["cpu"]

@@ -10,15 +10,14 @@ from heads import small_config
 from test_depth import company
 from test_stage import LABELS, TOKENIZER, job_of
 
-from tightfit.cards import CARDS
 from tightfit.device import Device
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.course import Course
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.naming import any_layer
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.strategy import Kind
+from tightfit.gpus import CARDS
+from tightfit.simulation.profile import Course
+from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.tracer import any_layer
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.base import Kind
+from tightfit.strategies.recipe import Recipe
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 LENGTHS = Lengths.uniform(8, 24)
@@ -85,7 +84,7 @@ def test_shapes_are_those_of_the_batch(tmp_path: Path) -> None:
 
 
 def test_every_tensor_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tightfit.rehearsal.course._LARGEST", 10**6)
+    monkeypatch.setattr("tightfit.simulation.profile._LARGEST", 10**6)
     makes = rehearsal(tmp_path)
     found, bill = course(makes, ""), makes.bill(Recipe())
     for kind, size in bill.moments[bill.moment].items():

@@ -12,18 +12,17 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertLMHeadModel
 
 from tightfit import Job
-from tightfit.cards import CARDS
-from tightfit.data.labels import Labels
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import Bill
-from tightfit.rehearsal.kernels import kernels_of, scratch_on
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.own_loop import rehearse_loop
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.rehearsal.tape import Tape
-from tightfit.rehearsal.tracer import Tracer
-from tightfit.strategy import Kind
+from tightfit.data.rows import Labels
+from tightfit.gpus import CARDS
+from tightfit.simulation.estimate import Bill
+from tightfit.simulation.kernels import kernels_of, scratch_on
+from tightfit.simulation.own_loop import rehearse_loop
+from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.trace import Tape
+from tightfit.simulation.tracer import Tracer
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.base import Kind
+from tightfit.strategies.recipe import Recipe
 
 CARD, OLD_CARD = CARDS["RTX 3060 12GB"], CARDS["T4 16GB"]
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)

@@ -11,15 +11,15 @@ from heads import CONFIGS, small_config
 from parts import CPU
 
 from tightfit import Job
-from tightfit.cards import find_card
-from tightfit.data.labels import Labels
+from tightfit.data.rows import Labels
 from tightfit.device import Device
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import moments_of
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.sizes import fixed_sizes
-from tightfit.rehearsal.stage import Extents, Performance
-from tightfit.rehearsal.timeline import Timeline
+from tightfit.gpus import find_card
+from tightfit.simulation.estimate import moments_of
+from tightfit.simulation.scaling import fixed_sizes
+from tightfit.simulation.simulate import Extents, Performance
+from tightfit.simulation.simulation import Company
+from tightfit.simulation.timeline import Timeline
+from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 EXTENTS = Extents(((3, 24), (2, 20)), ((3, 22),), trunk=((3, 24),))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tightfit.data.limits import RowLimits
-from tightfit.rehearsal.largest import cut_by_room
+from tightfit.data.batches import RowLimits
+from tightfit.simulation.worst_case import cut_by_room
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 24, 60, 10_000])

@@ -13,15 +13,14 @@ from rich.console import Console
 from transformers import BertConfig, BertForSequenceClassification
 
 from tightfit import Job
-from tightfit.cards import CARDS
-from tightfit.data.labels import Labels
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import Bill
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.report.text import show_bill
-from tightfit.strategy import Kind
+from tightfit.data.rows import Labels
+from tightfit.gpus import CARDS
+from tightfit.report.terminal import show_bill
+from tightfit.simulation.estimate import Bill
+from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.base import Kind
+from tightfit.strategies.recipe import Recipe
 
 CARD = CARDS["RTX 3050 4GB"]
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)

@@ -9,7 +9,7 @@ import torch
 
 from tightfit import rehearse
 from tightfit.errors import BadInput, ModelError
-from tightfit.strategy import Kind
+from tightfit.strategies.base import Kind
 
 
 def training(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> Callable[[], Callable[[], None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.rehearsal.replay import CachingAllocator, expandable_segments
+from tightfit.simulation.allocator import CachingAllocator, expandable_segments
 
 MIB = 1 << 20
 

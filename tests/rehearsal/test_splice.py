@@ -10,16 +10,14 @@ from heads import small_config
 from parts import skip_unless_installed
 from test_stage import LABELS, TOKENIZER, job_of
 
-from tightfit.cards import CARDS
-from tightfit.cores import cores
 from tightfit.device import Device
-from tightfit.recipe import Recipe
-from tightfit.rehearsal import ahead
-from tightfit.rehearsal.ahead import play_ahead
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal, _halves
+from tightfit.gpus import CARDS
+from tightfit.processes import cores
+from tightfit.simulation import simulation as ahead
+from tightfit.simulation.simulation import Company, Rehearsal, _halves, play_ahead
+from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
+from tightfit.strategies.recipe import Recipe
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 LENGTHS = Lengths.uniform(8, 24)

@@ -13,17 +13,16 @@ from heads import CONFIGS, DROPOUT, small_config
 from parts import CPU, skip_unless_installed
 
 from tightfit import Job
-from tightfit.data.labels import Labels
-from tightfit.recipe import Recipe
-from tightfit.rehearsal.bill import MOMENTS, moments_of
-from tightfit.rehearsal.lengths import Lengths
-from tightfit.rehearsal.performing import Company
-from tightfit.rehearsal.rehearsal import Rehearsal
-from tightfit.rehearsal.sizes import NotAlike, fixed_sizes
-from tightfit.rehearsal.stage import Extents, play
-from tightfit.rehearsal.timeline import Timeline
-from tightfit.rehearsal.work import Work
-from tightfit.strategy import Kind
+from tightfit.data.rows import Labels
+from tightfit.simulation.estimate import MOMENTS, moments_of
+from tightfit.simulation.op_counts import Work
+from tightfit.simulation.scaling import NotAlike, fixed_sizes
+from tightfit.simulation.simulate import Extents, play
+from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.timeline import Timeline
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.base import Kind
+from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 LABELS = Labels(("a", "b", "c"))
@@ -86,7 +85,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "adamw-8bit" in recipe:
         skip_unless_installed("adamw-8bit")
-        monkeypatch.setattr("tightfit.optimizers.adamw8._SMALL", 256)  # the model is tiny
+        monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)  # the model is tiny
     foretold, found = played(folder, recipe), played(folder, recipe, shapes_only=False)
     assert set(foretold) == set(found) == (set(MOMENTS) if recipe == "freeze" else USUAL)
     for moment, kinds in found.items():

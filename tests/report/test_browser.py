@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.report.report import write_report
+from tightfit.report.html import write_report
 
 CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""

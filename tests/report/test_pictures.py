@@ -8,15 +8,23 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tightfit.beginning import Stretch, Texts
-from tightfit.report.pictures.curves import curves, series
-from tightfit.report.pictures.drawing import KIND_COLOURS, OVERHEAD, as_file_svg, as_png, as_svg, new_figure
-from tightfit.report.pictures.lengths import lengths
-from tightfit.report.pictures.memory import memory
-from tightfit.report.pictures.peaks import peaks
-from tightfit.report.pictures.scatter import scatter
-from tightfit.report.pictures.timeline import timeline
-from tightfit.strategy import Kind
+from tightfit.report.charts import (
+    KIND_COLOURS,
+    OVERHEAD,
+    as_file_svg,
+    as_png,
+    as_svg,
+    curves,
+    lengths,
+    memory,
+    new_figure,
+    peaks,
+    scatter,
+    series,
+    timeline,
+)
+from tightfit.runs.header import Stretch, Texts
+from tightfit.strategies.base import Kind
 
 GIB = 1 << 30
 BILL = {
@@ -148,8 +156,8 @@ def test_histogram_of_texts(width: int) -> None:
 
     from tightfit.data.tokens import Tokens
     from tightfit.job import Job
-    from tightfit.rehearsal.lengths import Lengths
-    from tightfit.texts import texts_of
+    from tightfit.simulation.worst_case import Lengths
+    from tightfit.training.setup import texts_of
 
     lengths_of = [1 + 7 * row % 20 for row in range(40)]
     job = Job(model="m", data="d", batch_size=8, max_length=20)

@@ -14,11 +14,11 @@ from conftest import write_reviews
 from typer.testing import CliRunner
 
 from tightfit import Job, load_run, train
-from tightfit.beginning import load_beginning
 from tightfit.errors import BadInput, OutputError, RunFailed, TightfitError
-from tightfit.report.account import read_account
-from tightfit.report.report import report_page, write_report
-from tightfit.report.words import LANGUAGES, Words
+from tightfit.report.html import report_page, write_report
+from tightfit.report.i18n import LANGUAGES, Words
+from tightfit.runs.folder import read_account
+from tightfit.runs.header import load_beginning
 from tightfit.units import format_bytes
 
 REASON = "the disk went to the beach"
@@ -28,7 +28,7 @@ SECTIONS = ("what", "how", "why", "cost", "good", "next", "use", "notes")
 @pytest.fixture(scope="module")
 def died(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that stopped in its second epoch, behind a checkpoint."""
-    from tightfit.trainer import Trainer
+    from tightfit.training.trainer import Trainer
 
     folder = tmp_path_factory.mktemp("died")
     data = write_reviews(folder / "reviews.csv")
@@ -214,7 +214,7 @@ def test_records_of_earlier_versions(trained: Path, tmp_path: Path, lost: list[s
 def test_a_training_that_could_not_be_foretold(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightfit.rehearsal.rehearsal import Rehearsal
+    from tightfit.simulation.simulation import Rehearsal
 
     monkeypatch.setattr(Rehearsal, "bill", lambda *_: 1 // 0)
     job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, max_steps=2)
@@ -269,7 +269,7 @@ def test_what_is_no_run_is_said_in_a_sentence(tmp_path: Path, content: str) -> N
 
 
 def test_the_verb(trained: Path, tmp_path: Path) -> None:
-    from tightfit.cli import app
+    from tightfit.cli.app import app
 
     done = CliRunner().invoke(app, ["report", str(trained), "--out", str(tmp_path / "a.html"), "--json"])
     assert json.loads(done.stdout) == {"report": str(tmp_path / "a.html"), "runs": [str(trained)]}
@@ -282,7 +282,7 @@ def test_the_verb(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_beginning_that_does_not_fly_leaves_nothing(died: Path, tmp_path: Path) -> None:
-    from tightfit.resuming import refuse_folder, remove_beginning
+    from tightfit.runs.folder import refuse_folder, remove_beginning
 
     folder = tmp_path / "run"
     folder.mkdir()
@@ -320,7 +320,7 @@ def test_runs_and_bills_show_themselves_in_a_notebook(trained: Path) -> None:
 def test_nobody_sits_before_a_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import webbrowser
 
-    from tightfit.report.showing import open_page
+    from tightfit.report.html import open_page
 
     monkeypatch.setattr(webbrowser, "open", lambda _: pytest.fail("opened"))
     assert not open_page(tmp_path)

@@ -8,10 +8,10 @@ import string
 import pytest
 
 from tightfit.errors import BadInput
-from tightfit.rehearsal.bill import MOMENTS
-from tightfit.report.words import Words, en, zh
+from tightfit.report.i18n import Words, en, zh
+from tightfit.simulation.estimate import MOMENTS
 from tightfit.strategies import STRATEGIES
-from tightfit.strategy import Kind, Result
+from tightfit.strategies.base import Kind, Result
 
 
 def fields(sentence: str) -> set[str]:

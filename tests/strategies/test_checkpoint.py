@@ -35,7 +35,7 @@ def test_gradients_are_the_same(architecture: str, every: int) -> None:
 
 def count_layer_calls(model: Any) -> dict[str, dict[str, int]]:
     """How often each layer's first linear map runs."""
-    from tightfit.layers import layer_stacks
+    from tightfit.models import layer_stacks
 
     seen: dict[str, dict[str, int]] = {}
     for stack_number, stack in enumerate(layer_stacks(model)):

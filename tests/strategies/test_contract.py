@@ -12,14 +12,14 @@ from heads import DROPOUT, build
 from memory import LiveBytes, bytes_of
 from parts import ROWS, batch_of, parts_of
 
-from tightfit.assembly import build_optimizer
-from tightfit.data.order import Buckets
+from tightfit.data.batches import Buckets
+from tightfit.engine.assembly import build_optimizer
+from tightfit.engine.step import run_slices, weighed_slices
 from tightfit.errors import RecipeError
-from tightfit.recipe import Recipe
-from tightfit.step import run_slices, weighed_slices
 from tightfit.strategies import STRATEGIES
+from tightfit.strategies.base import Kind, Result
 from tightfit.strategies.parts import Parts, Precision
-from tightfit.strategy import Kind, Result
+from tightfit.strategies.recipe import Recipe
 
 EXAMPLES = {
     "adamw": "adamw",
@@ -121,7 +121,7 @@ def plain() -> Outcome:
 def _small_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tensors of a tiny model are too small for adamw-8bit to bother."""
     if STRATEGIES["adamw-8bit"].is_there():
-        monkeypatch.setattr("tightfit.optimizers.adamw8._SMALL", 256)
+        monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)
 
 
 def test_every_strategy_has_an_example() -> None:

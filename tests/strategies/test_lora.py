@@ -45,7 +45,7 @@ def test_what_was_learnt_is_in_the_weights_afterwards(architecture: str) -> None
 @pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("around", ["checkpoint", "slice-layers:size=3"])
 def test_its_gradients_are_the_same_in_recomputed_layers(architecture: str, around: str) -> None:
-    from tightfit.data.slices import cut_slices
+    from tightfit.data.batches import cut_slices
 
     batch = next(cut_slices(make_batch(8), 8, sort=True))[1]
     found = []

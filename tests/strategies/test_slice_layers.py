@@ -9,9 +9,9 @@ import torch
 from heads import CONFIGS, build, gradients
 from parts import ROWS, parts_of, sorted_batch
 
-from tightfit import rooms
+from tightfit.data.batches import cut_by_tokens
 from tightfit.errors import RecipeError
-from tightfit.pieces import cut_by_tokens
+from tightfit.ops import buffer_pool as rooms
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +113,7 @@ def test_a_model_without_layers_is_told_so() -> None:
 def steps(*words: str, clip: float) -> Any:
     from dataclasses import replace
 
-    from tightfit.assembly import build_optimizer
+    from tightfit.engine.assembly import build_optimizer
 
     parts = replace(parts_of(*words), max_grad_norm=clip)
     optimizer = build_optimizer(parts)

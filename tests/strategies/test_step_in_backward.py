@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from parts import batch_of, parts_of
 
-from tightfit.assembly import build_optimizer
+from tightfit.engine.assembly import build_optimizer
 from tightfit.optimizers.in_backward import forget_norms
 
 LIMIT = 1e-3  # far below what the gradients' norm is

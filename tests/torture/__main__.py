@@ -22,7 +22,7 @@ from torture.inputs import Inputs
 from torture.kills import Kills
 from torture.limits import RECIPES, Limits
 
-from tightfit.record import versions
+from tightfit.runs.record import versions
 
 RECORD = Path(__file__).resolve().parents[2] / "records" / "reliability.json"
 KILLED_RUNS, FUZZED_FILES = 50, 5000

@@ -17,9 +17,9 @@ from unittest import mock
 
 from torture.ground import Ground, ending_of, in_child, same_bits
 
-from tightfit import checkpoints
-from tightfit.checkpoints import damage_of, newest_checkpoint
 from tightfit.errors import SaveFailed
+from tightfit.training import checkpoints
+from tightfit.training.checkpoints import damage_of, newest_checkpoint
 
 SIZE = 8 << 20
 WAYS = ("full before a checkpoint", "full within a checkpoint")
@@ -93,7 +93,7 @@ def _filling(filler: Path, kind: str) -> Iterator[None]:
             filler.write_bytes(b"\0" * (free - 60_000))
         return write(folder, step, needed)
 
-    with mock.patch("tightfit.trainer.checkpoint_to_write", filled):
+    with mock.patch("tightfit.training.trainer.checkpoint_to_write", filled):
         yield
 
 

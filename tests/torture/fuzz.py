@@ -8,15 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tightfit.checkpoints import damage_of, read_about
-from tightfit.data.labels import find_labels
-from tightfit.data.rows import load_rows
+from tightfit.cli.options import planned_in
+from tightfit.data.rows import find_labels, load_rows
 from tightfit.data.split import split_rows
 from tightfit.errors import TightfitError
 from tightfit.job import Job, read_job_file
-from tightfit.planning.verb import planned_in
-from tightfit.recipe import Recipe
-from tightfit.record import load_run
+from tightfit.runs.record import load_run
+from tightfit.strategies.recipe import Recipe
+from tightfit.training.checkpoints import damage_of, read_about
 
 _CSV = 'label,review\n1,clean quiet room\n0,"dirty, loud"\n1,"a ""quoted"" word"\n0,房间很脏\n1,好\n0,bad bed\n'
 _ROWS = [{"label": number % 2, "review": f"row {number} 房间", "stars": number} for number in range(6)]

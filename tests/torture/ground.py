@@ -17,7 +17,9 @@ from conftest import make_model, write_reviews
 from safetensors.torch import load_file
 from tqdm import tqdm
 
-from tightfit import Job, Run, arguments, preparation, train
+from tightfit import Job, Run, train
+from tightfit.training import setup as arguments
+from tightfit.training import setup as preparation
 
 ROWS, BATCH = 60, 8
 STEPS_PER_EPOCH = 7  # 54 rows to train on

@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 from torture.ground import STEPS_PER_EPOCH, Ground, losses
 
-from tightfit import trainer
 from tightfit.optimizers.adafactor import Adafactor
+from tightfit.training import trainer
 
 ERRORS = {
     "torch's error": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 96.00 MiB."),

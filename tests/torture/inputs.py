@@ -22,8 +22,8 @@ import torch
 from test_cli import BAD_FILES, BAD_WORDS, GOOD_FILE
 from torture.ground import Ground, same_bits
 
-from tightfit import cli
-from tightfit.checkpoints import newest_checkpoint
+from tightfit.cli import app as cli
+from tightfit.training.checkpoints import newest_checkpoint
 
 Words = list[object]
 
@@ -191,7 +191,7 @@ class Inputs:
 
     def _trap(self) -> bool:
         """A pickle that would run code, with its checksum set right."""
-        from tightfit.checkpoints import ABOUT, read_about, write_about
+        from tightfit.training.checkpoints import ABOUT, read_about, write_about
 
         run, sprung = self._copy(), self.folder / "sprung"
         (run / "run.json").unlink()

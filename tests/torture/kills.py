@@ -17,7 +17,7 @@ from typing import Any
 from torture.ground import Ground, ending_of, in_child, losses, same_bits
 
 from tightfit import load_run
-from tightfit.checkpoints import newest_checkpoint
+from tightfit.training.checkpoints import newest_checkpoint
 
 RECIPES = {
     "plain": [],

@@ -9,7 +9,7 @@ from typing import Any
 from torture.ground import NO_DROPOUT, Ground, ending_of, in_child, losses
 
 from tightfit import load_run
-from tightfit.procfs import status
+from tightfit.system import status
 
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20480}
 JOB = {"batch_size": 48, "max_length": 32, "epochs": 2}

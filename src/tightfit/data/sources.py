@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tightfit.compat import fingerprint_of
-from tightfit.data.encoding import detect_encoding
-from tightfit.data.tables import Row, Table, is_table, table_endings
+from tightfit.data.readers import Row, Table, detect_encoding, is_table, table_endings
 from tightfit.errors import DataError, suggest
-from tightfit.lean import ARROW, let_in
+from tightfit.optional_imports import ARROW, let_in
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")

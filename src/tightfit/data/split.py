@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tightfit.data.row_file import Store
 from tightfit.data.rows import Rows
-from tightfit.data.store import Store
 from tightfit.errors import BadInput
-from tightfit.whole import whole_folder
+from tightfit.files import whole_folder
 
 HELD_OUT = 0.1
 FOLDER = "split"

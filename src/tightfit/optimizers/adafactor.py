@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from tightfit.optimizers.one_by_one import OneByOne
-from tightfit.shapes import each
+from tightfit.ops.fake import each
+from tightfit.optimizers.base import OneByOne
 
 _TINY = 1e-30  # keeps a square of zero from being divided by
 _DECAY = -0.8  # of the second moment: 1 - step^-0.8

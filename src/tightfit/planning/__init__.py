@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tightfit.budget import Budget
+from tightfit.device import Budget
 from tightfit.job import Job
-from tightfit.planning.plans import Plan
+from tightfit.planning.plan import Plan
 
 
 def plan(
@@ -24,8 +24,8 @@ def plan(
     `use` pins strategies, `avoid` leaves some out, and `allow="different"` also takes those that change what is
     trained. The batch size, the epochs and the learning rate never change.
     """
+    from tightfit.planning.constraints import Wishes
     from tightfit.planning.planner import Planner
-    from tightfit.planning.wishes import Wishes
 
     wanted = budget if isinstance(budget, Budget) else Budget.of(budget, device)
     made = Planner.of(job, wanted.device).plan(wanted, Wishes.of(use, avoid, allow))

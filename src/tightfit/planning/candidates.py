@@ -11,9 +11,9 @@ from itertools import product
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
-from tightfit.planning.wishes import Wishes
-from tightfit.recipe import Recipe, parse_strategy
+from tightfit.planning.constraints import Wishes
 from tightfit.strategies import STRATEGIES
+from tightfit.strategies.recipe import Recipe, parse_strategy
 
 _LEANEST, _IN_BACKWARD, _ORDER = "adafactor", "step-in-backward", "bucket"
 # An optimizer and an order of texts, the leaner and faster the later. Batches of like texts hurt an optimizer with a

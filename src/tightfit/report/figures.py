@@ -7,16 +7,23 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from tightfit.report.account import Account
-from tightfit.report.pictures.curves import curves, series
-from tightfit.report.pictures.drawing import BUDGET, CURVES, KIND_COLOURS, OVERHEAD, as_svg
-from tightfit.report.pictures.lengths import lengths
-from tightfit.report.pictures.memory import memory
-from tightfit.report.pictures.peaks import peaks
-from tightfit.report.pictures.scatter import scatter
-from tightfit.report.pictures.timeline import timeline
-from tightfit.report.words import Words
-from tightfit.strategy import Kind
+from tightfit.report.charts import (
+    BUDGET,
+    CURVES,
+    KIND_COLOURS,
+    OVERHEAD,
+    as_svg,
+    curves,
+    lengths,
+    memory,
+    peaks,
+    scatter,
+    series,
+    timeline,
+)
+from tightfit.report.i18n import Words
+from tightfit.runs.folder import Account
+from tightfit.strategies.base import Kind
 
 
 class Key(NamedTuple):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tightfit.meter import Meter
-from tightfit.units import format_bytes
+from tightfit.comparison.comparison import Ladder, Row
+from tightfit.engine.meter import Meter
+from tightfit.strategies.recipe import Recipe
+from tightfit.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    pass
+
 
 _LINES = 10  # how often a log file hears of a run
 
@@ -88,3 +98,110 @@ class Progress(TrainerCallback):
 
     def _line(self, text: str) -> None:
         self.console.print(f"  {text}", markup=False)
+
+
+# The screen: lines and progress on standard error, so that standard output stays free for results.
+
+
+class Screen:
+    """Says what is going on, or nothing when quiet."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        _silence_libraries()
+
+    def say(self, line: str) -> None:
+        """One line for the user."""
+        self.console.print(f"· {line}", markup=False)
+
+    @contextlib.contextmanager
+    def status(self, what: str) -> Iterator[None]:
+        """Something that takes a moment."""
+        with self.console.status(f"{what} …"):
+            yield
+
+    @contextlib.contextmanager
+    def progress(self, meter: Meter) -> Iterator[Progress]:
+        """The training's progress bar; the terminal is given back whatever happens."""
+
+        progress = Progress(self.console, meter)
+        try:
+            yield progress
+        finally:
+            progress.bar.stop()
+
+
+def _silence_libraries() -> None:
+    """The libraries' own progress bars and reports would tear ours apart."""
+    from transformers.utils import logging
+
+    datasets = sys.modules.get("datasets")
+    if datasets is not None:
+        datasets.disable_progress_bars()
+    else:  # it takes a second to import, and few commands read what it reads
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+# Progress of a ladder: which rung is on, how long it will take; each rung's figures as soon as they are there.
+
+
+_AROUND = 15.0  # seconds to start a process, read the data and save the model; the bar mends itself on the way
+
+
+class Climbing:
+    """The bar counts seconds as they were foretold: a slow machine shows in its pace."""
+
+    def __init__(self, console: Console, ladder: Ladder, recipes: list[Recipe], seeds: int) -> None:
+        self.console, self.ladder = console, ladder
+        rows = [row for recipe in recipes if (row := ladder.row(recipe))]
+        due = [row for row in rows for _ in range(seeds - len(row.climbs))]
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self.task = self.bar.add_task("", total=sum(self._expected(row) for row in due) or 1)
+        self.done, self.number, self.count = 0.0, 0, len(due)
+
+    def __enter__(self) -> Climbing:
+        if self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def begin(self, row: Row) -> None:
+        """A rung is on."""
+        self.number += 1
+        self.expected = self._expected(row)
+        self.bar.update(self.task, description=f"{self.number}/{self.count}  {row.title}")
+
+    def glance(self, seconds: float) -> None:
+        """It has been on for so long."""
+        self.bar.update(self.task, completed=self.done + min(seconds, 0.98 * self.expected))
+
+    def end(self, row: Row) -> None:
+        """Its figures, or what happened to it."""
+        self.done += self.expected
+        self.bar.update(self.task, completed=self.done)
+        self.console.print(f"  {self.number}/{self.count}  {row.title}: {about(row)}", markup=False)
+
+    def _expected(self, row: Row) -> float:
+        if row.foretold is None or row.foretold.fits is False:
+            return _AROUND
+        steps = self.ladder.steps or self.ladder.job.max_steps or row.foretold.steps_per_epoch * self.ladder.job.epochs
+        return _AROUND + row.foretold.seconds_per_step * steps
+
+
+def about(row: Row) -> str:
+    """A rung in a line."""
+    if row.failed or not row.climbs:
+        return row.failed or "not measured"
+    last = row.climbs[-1]
+    score = f", f1 {last.metrics['eval_f1']:.4f}" if "eval_f1" in last.metrics else ""
+    return f"peak {format_bytes(last.peak_bytes)}, {format_seconds(last.seconds_per_step)} a step{score}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,6 @@ class AdamW16Bit(Strategy):
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         """Make the optimizer over parameter groups."""
-        from tightfit.optimizers.adamw16 import AdamW16
+        from tightfit.optimizers.adamw_16bit import AdamW16
 
         return AdamW16(groups, lr=learning_rate)

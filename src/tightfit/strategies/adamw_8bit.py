@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +47,9 @@ class AdamW8Bit(Strategy):
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         """Make the optimizer over parameter groups."""
-        from tightfit.shapes import with_data
+        from tightfit.ops.fake import with_data
 
         with with_data():  # tensors that a library makes for good are no part of a rehearsal
             self.load()
-            from tightfit.optimizers.adamw8 import AdamW8
+            from tightfit.optimizers.adamw_8bit import AdamW8
         return AdamW8(groups, lr=learning_rate)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,6 @@ class BF16Weights(Strategy):
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
     """A function of the module, because plays go from process to process."""
-    from tightfit.optimizers.by_chance import ByChance
+    from tightfit.optimizers.stochastic_rounding import ByChance
 
     return ByChance(groups, learning_rate, inner)

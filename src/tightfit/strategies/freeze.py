@@ -22,16 +22,16 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.layers import embedding_modules, layer_stacks
+from tightfit.models import embedding_modules, layer_stacks
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 from tightfit.units import format_count
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from tightfit.trunk import FrozenTrunk
+    from tightfit.ops.feature_cache import FrozenTrunk
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Freeze(Strategy):
 
     def _trunk(self, model: PreTrainedModel) -> FrozenTrunk | None:
         """None where a part of it learns, or where the head reads it in a way that cannot be kept."""
-        from tightfit.trunk import find_trunk
+        from tightfit.ops.feature_cache import find_trunk
 
         learns = any(parameter.requires_grad for parameter in model.base_model.parameters())
         return find_trunk(model) if self.cache and model.base_model is not model and not learns else None

@@ -17,8 +17,8 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 from tightfit.units import format_count
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Lora(Strategy):
         self.load()
         from peft import LoraConfig
 
-        from tightfit.adapter import Adapter, find_targets, has_turned_weights
+        from tightfit.ops.lora import Adapter, find_targets, has_turned_weights
 
         model = parts.model
         targets = self._named_targets(model) if self.targets else find_targets(model)

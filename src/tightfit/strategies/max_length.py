@@ -14,8 +14,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 
 
 @dataclass(frozen=True)

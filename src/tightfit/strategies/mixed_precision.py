@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts, Precision
-from tightfit.strategy import Kind, Result, Strategy
 
 
 @dataclass(frozen=True)

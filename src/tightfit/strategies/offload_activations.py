@@ -13,9 +13,9 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.host import refuse_without_card
+from tightfit.ops.offload import refuse_without_card
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class OffloadActivations(Strategy):
 
     def apply(self, parts: Parts) -> Parts:
         refuse_without_card(self.name, parts.device)
-        from tightfit.waiting import keep_on_host
+        from tightfit.ops.offload import keep_on_host
 
         keep_on_host(parts.model, self.smallest << 10)
         return parts

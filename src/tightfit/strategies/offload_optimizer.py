@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.host import refuse_without_card
+from tightfit.ops.offload import refuse_without_card
+from tightfit.strategies.base import Kind, Result, Strategy
 from tightfit.strategies.parts import Parts
-from tightfit.strategy import Kind, Result, Strategy
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +42,6 @@ class OffloadOptimizer(Strategy):
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
     """A function of the module, because plays go from process to process."""
-    from tightfit.optimizers.on_host import OnHost
+    from tightfit.optimizers.cpu_offload import OnHost
 
     return OnHost(groups, learning_rate, inner)

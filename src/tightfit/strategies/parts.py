@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tightfit.data.limits import RowLimits
+from tightfit.data.batches import RowLimits
 from tightfit.device import Device
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tightfit.adapter import Adapter
-    from tightfit.trunk import FrozenTrunk
+    from tightfit.ops.feature_cache import FrozenTrunk
+    from tightfit.ops.lora import Adapter
 
     OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 

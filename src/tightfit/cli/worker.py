@@ -1,0 +1,80 @@
+"""Worker: one rung, or the forecast of all, in a process of its own.
+
+A task comes in on standard input, a line of JSON goes out. A process that is killed takes nobody along.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tightfit.cli.startup import what_can_be_mended_is_said
+from tightfit.job import Job
+from tightfit.optional_imports import leave_out_the_unused
+
+
+def main() -> None:
+    """Do what is asked."""
+    leave_out_the_unused()
+    task: dict[str, Any] = json.load(sys.stdin)
+    job = Job(**task.pop("job"))
+    with what_can_be_mended_is_said():
+        answer = foretell(job, **task) if "recipes" in task else measure(job, **task)
+    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+
+
+def foretell(job: Job, recipes: list[list[str]], device: str | None) -> list[dict[str, Any]]:
+    """Memory and time of every recipe; of those that cannot be used why, of those that cannot be rehearsed nothing."""
+    from tightfit.device import find_device
+    from tightfit.planning.planner import Planner
+    from tightfit.strategies.recipe import Recipe
+
+    planner = Planner.of(job, find_device(device))
+    return [_forecast(planner, Recipe.parse(words)) for words in recipes]
+
+
+def _forecast(planner: Any, recipe: Any) -> dict[str, Any]:
+    try:
+        option = planner.option(recipe)
+    except Exception:  # whatever a rehearsal stumbles over, the training itself may well run
+        return {}
+    if option is None:
+        return {"failed": planner.refusal(recipe)}
+    bill = option.bill
+    kinds = {kind.value: size for kind, size in bill.moments[bill.moment].items()}
+    return {
+        "foretold": {
+            "peak_bytes": bill.peak,
+            "moment": bill.moment,
+            "kinds": {"process": bill.overhead, **kinds},
+            "seconds_per_step": option.seconds_per_step,
+            "steps_per_epoch": option.steps_per_epoch,
+            "fits": bill.fits,
+        }
+    }
+
+
+def measure(job: Job, words: list[str], device: str | None, folder: str, *, full: bool) -> dict[str, Any]:
+    """Train, and keep the figures only."""
+    from tightfit.training.run import train
+
+    run = train(job, words, out=Path(folder), device=device, quiet=True, only_measure=not full)
+    ran_once = "features" in run.measured.moments
+    return {
+        "seed": job.seed,
+        "peak_bytes": run.measured.peak_bytes,
+        "foretold_bytes": run.predicted.peak_bytes,
+        "moments": run.measured.moments,
+        "seconds_per_step": run.measured.seconds_per_step,
+        "steps": run.steps,
+        "steps_per_epoch": -(-run.data.train_rows // job.batch_size),
+        "first_epoch": run.measured.epochs[0] if ran_once and run.measured.epochs else None,
+        "metrics": run.metrics if full else {},
+        "notes": run.notes,
+    }
+
+
+if __name__ == "__main__":
+    main()

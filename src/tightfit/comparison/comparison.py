@@ -1,0 +1,221 @@
+"""What a ladder found: a row for each rung, foretold beside measured."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tightfit.device import find_device
+from tightfit.errors import BadInput, suggest
+from tightfit.files import write_whole
+from tightfit.job import Job
+from tightfit.strategies.recipe import Recipe
+
+FILE = "ladder.json"
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
+
+
+class Foretold(_Value):
+    """What a rehearsal and the clock said before."""
+
+    peak_bytes: int
+    moment: str
+    kinds: dict[str, int]
+    """Bytes of each kind at the peak; `process` is what is there without any tensor."""
+    seconds_per_step: float
+    steps_per_epoch: int
+    fits: bool | None
+    """Whether the device has that much; None if its size is unknown."""
+
+
+class Climb(_Value):
+    """One training of a rung."""
+
+    seed: int
+    peak_bytes: int
+    foretold_bytes: int | None
+    """By the training itself, just before its first step."""
+    moments: dict[str, int]
+    seconds_per_step: float
+    steps: int
+    steps_per_epoch: int
+    first_epoch: float | None = None
+    """Seconds, where a frozen part ran once before the steps and took most of them."""
+    metrics: dict[str, float]
+    """Empty where only some steps were taken."""
+    notes: list[str]
+
+
+class Row(_Value):
+    """A rung: its recipe, what was foretold, what was measured or why not."""
+
+    recipe: list[str]
+    result: str
+    foretold: Foretold | None = None
+    climbs: list[Climb] = Field(default_factory=list)
+    failed: str | None = None
+    """Why it was not measured, or how it died."""
+
+    @property
+    def title(self) -> str:
+        """The recipe as a person would name it."""
+        return " ".join(self.recipe) or "plain"
+
+    @property
+    def peak(self) -> int | None:
+        """The measured peak; of several seeds the highest."""
+        return max((climb.peak_bytes for climb in self.climbs), default=None)
+
+    @property
+    def moment(self) -> str | None:
+        """When that was, or when it was foretold to be."""
+        if not self.climbs:
+            return self.foretold.moment if self.foretold else None
+        moments = max(self.climbs, key=lambda climb: climb.peak_bytes).moments
+        return max(moments, key=lambda name: moments[name], default=None)
+
+    @property
+    def foretold_peak(self) -> int | None:
+        """As the training itself foretold it, or as it was foretold before."""
+        said = [climb.foretold_bytes for climb in self.climbs if climb.foretold_bytes]
+        return max(said) if said else self.foretold.peak_bytes if self.foretold else None
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Measured; of several seeds the median."""
+        return statistics.median(climb.seconds_per_step for climb in self.climbs) if self.climbs else None
+
+    @property
+    def seconds_per_epoch(self) -> float | None:
+        """The steps of an epoch at that pace; evaluation and saving come on top."""
+        first = [climb.first_epoch for climb in self.climbs if climb.first_epoch]
+        if first:
+            return statistics.median(first)
+        return self.seconds_per_step * self.climbs[0].steps_per_epoch if self.seconds_per_step else None
+
+    def scores(self, metric: str) -> list[float]:
+        """A metric of each seed, where the training ran to its end."""
+        return [climb.metrics[f"eval_{metric}"] for climb in self.climbs if f"eval_{metric}" in climb.metrics]
+
+
+class Ladder(_Value):
+    """Recipes measured side by side."""
+
+    job: Job
+    device: str
+    steps: int | None
+    """Steps of each training; None if it ran to the job's end."""
+    budget_bytes: int | None = None
+    rows: list[Row]
+    versions: dict[str, str]
+
+    def row(self, recipe: Recipe) -> Row | None:
+        """What is known of a recipe."""
+        return next((row for row in self.rows if row.recipe == recipe.words), None)
+
+    def save(self, folder: Path) -> None:
+        """Write ladder.json, whole or not at all."""
+        write_whole(folder / FILE, json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n")
+
+    def to_json(self) -> dict[str, Any]:
+        """The ladder for scripts."""
+        return self.model_dump(mode="json")
+
+    def __str__(self) -> str:
+        from tightfit.report.terminal import ladder_as_text
+
+        return ladder_as_text(self)
+
+    def _repr_html_(self) -> str:
+        from tightfit.report.terminal import ladder_as_html
+
+        return ladder_as_html(self)
+
+
+def load_ladder(file: Path) -> Ladder:
+    """Read a ladder's record."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        return Ladder(**content)
+    except (ValidationError, ValueError, TypeError, RecursionError, OSError):
+        raise BadInput(f"{file} is damaged or of another version of tightfit: give another --out.") from None
+
+
+# Rungs: the recipes that a ladder is made of.
+
+
+PRESETS = ("tutorial", "ours", "all")
+
+_OURS = (
+    "slice:size={eighth}",
+    "slice:size={eighth} adafactor",
+    "slice-layers:size={quarter} adamw-16bit step-in-backward",
+    "slice-layers:size={quarter} adafactor step-in-backward",
+)
+
+
+def find_rungs(rungs: str | Sequence[str], job: Job, device: str | None) -> list[Recipe]:
+    """A preset by its name, or recipes as they are written."""
+    if isinstance(rungs, str):
+        return _preset(rungs, job, find_device(device).kind)
+    recipes = [Recipe.parse([] if rung.strip() == "plain" else rung.split()) for rung in rungs]
+    if not recipes:
+        raise BadInput('A ladder needs at least one rung: give --rung "slice:size=8 checkpoint", or a --preset.')
+    return list(dict.fromkeys(recipes))
+
+
+def _preset(name: str, job: Job, device: str) -> list[Recipe]:
+    if name not in PRESETS:
+        raise BadInput(f"There is no preset '{name}': {suggest(name, PRESETS)}")
+    recipes = [] if name == "ours" else _tutorial(job)
+    return recipes if name == "tutorial" else [*(recipes or [Recipe()]), *_ours(job, device)]
+
+
+def _tutorial(job: Job) -> list[Recipe]:
+    """What the tutorials teach: each rung adds one thing to the last."""
+    added = ["slice:size=1", "checkpoint", "adafactor", "freeze:cache=false"]
+    if job.max_length >= 4:
+        added.append(f"max-length:tokens={job.max_length // 2}")
+    return [Recipe.parse(words) for words in accumulate(([word] for word in added), initial=[])]
+
+
+def _ours(job: Job, device: str) -> list[Recipe]:
+    """Every layer trained, from the fastest to the smallest. Cards choose the kernel of attention by themselves."""
+    sizes = {"eighth": max(1, job.batch_size // 8), "quarter": max(1, job.batch_size // 4)}
+    kernel = ["attention"] if device == "cpu" else []
+    return [Recipe.parse([*kernel, *words.format(**sizes).split()]) for words in _OURS]
+
+
+# Shrinking: which kinds of memory a rung made smaller, against the rung it grew out of.
+
+
+_WORTH_SAYING = 0.02  # of the peak before
+
+
+def grown_from(ladder: Ladder, row: Row) -> Row | None:
+    """The largest earlier rung whose strategies are all in this one; plain is in every one."""
+    earlier = ladder.rows[: ladder.rows.index(row)]
+    inside = [other for other in earlier if set(other.recipe) < set(row.recipe)]
+    return max(inside, key=lambda other: len(other.recipe), default=None)
+
+
+def shrunk(ladder: Ladder, row: Row) -> dict[str, int]:
+    """Bytes that each kind lost from peak to peak, the most first; what grew is negative."""
+    before = grown_from(ladder, row)
+    if before is None or before.foretold is None or row.foretold is None:
+        return {}
+    kinds = {**before.foretold.kinds, **row.foretold.kinds}
+    kinds.pop("process", None)  # differs a little from process to process, whatever it trains
+    lost = {kind: before.foretold.kinds.get(kind, 0) - row.foretold.kinds.get(kind, 0) for kind in kinds}
+    least = _WORTH_SAYING * before.foretold.peak_bytes
+    worth = {kind: size for kind, size in lost.items() if abs(size) >= least}
+    return dict(sorted(worth.items(), key=lambda item: -item[1]))

@@ -1,0 +1,242 @@
+"""Which encoding a text file is in: utf-8, with or without a mark, gb18030 or utf-16."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightfit.errors import DataError
+from tightfit.optional_imports import ARROW, let_in
+
+_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_CHUNK = 1 << 20
+
+
+def detect_encoding(path: Path) -> str:
+    """Read the file once with each candidate; the first that decodes every byte is it."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    for mark, encoding in _MARKS.items():
+        if start.startswith(mark):
+            _refuse_undecodable(path, encoding)
+            return encoding
+    line = _first_undecodable_line(path, "utf-8")
+    if line is None:
+        return "utf-8"
+    if _first_undecodable_line(path, "gb18030") is None:
+        return "gb18030"
+    raise DataError(
+        f"{path} is neither utf-8 nor gb18030 (first bad byte on line {line}): save it as utf-8 and try again."
+    )
+
+
+def _refuse_undecodable(path: Path, encoding: str) -> None:
+    """A file may begin with a mark and not keep to it."""
+    line = _first_undecodable_line(path, encoding)
+    if line is not None:
+        raise DataError(
+            f"{path} is marked as {encoding.removesuffix('-sig')} and is not (first bad byte on line {line}): "
+            "save it as utf-8 and try again."
+        )
+
+
+def _first_undecodable_line(path: Path, encoding: str) -> int | None:
+    decoder = codecs.getincrementaldecoder(encoding)()
+    line = 1
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                return line + chunk[: error.start].count(b"\n")
+            line += chunk.count(b"\n")
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return line
+    return None
+
+
+# Tables: a data file's columns, and its rows one after another with the line each stands on.
+
+
+csv.field_size_limit(sys.maxsize)  # a review of more than 131,072 characters is a row like any other
+
+Row = tuple[int, dict[str, Any]]
+_ROWS_LOOKED_AT = 100
+
+
+@dataclass(frozen=True)
+class Table:
+    """One file, read as often as needed and never held in memory."""
+
+    path: Path
+    header: bool = True
+    """False numbers the columns 1, 2, 3, … for files that have no line of names."""
+
+    def rows(self) -> Iterator[Row]:
+        """Every row with its line number (its row number where there are no lines)."""
+        return _READERS[self.path.suffix.lower()](self)
+
+    def columns(self) -> list[str]:
+        """The names of the columns; rows of JSON may each leave some out, so several are looked at."""
+        names = {name: None for _, row in itertools.islice(self.rows(), _ROWS_LOOKED_AT) for name in row}
+        if not names:
+            raise DataError(f"{self.path} has a line of column names and no rows below it: add rows.")
+        return list(names)
+
+
+def is_table(path: Path) -> bool:
+    """Whether the file's ending is one that is read here."""
+    return path.suffix.lower() in _READERS
+
+
+def table_endings() -> str:
+    """The endings, for messages."""
+    return ", ".join(_READERS)
+
+
+def _delimited(table: Table) -> Iterator[Row]:
+    encoding = detect_encoding(table.path)
+    delimiter = _delimiter(table.path, encoding)
+    quoting = csv.QUOTE_MINIMAL
+    if delimiter == "\t" and not _quotes_are_sound(table.path, encoding):
+        quoting = csv.QUOTE_NONE  # many TSV files do not quote: a " is then a character like any other
+    names: list[str] | None = None
+    for line, values in _records(table.path, encoding, delimiter, quoting):
+        if names is None:
+            names = _names(table.path, values) if table.header else [str(i + 1) for i in range(len(values))]
+            if table.header:
+                continue
+        if len(values) > len(names):
+            raise DataError(
+                f"{table.path} line {line} has {len(values)} fields where the first line has {len(names)}: "
+                'put the text in double quotes ("...").'
+            )
+        yield line, dict(zip(names, values + [""] * (len(names) - len(values)), strict=True))
+
+
+def _names(path: Path, values: list[str]) -> list[str]:
+    names = [value.strip() for value in values]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns named '{twice}': rename one.")
+    return names
+
+
+def _delimiter(path: Path, encoding: str) -> str:
+    with path.open(encoding=encoding, newline="") as file:
+        first = next((line for line in file if line.strip()), None)
+    if first is None:
+        raise DataError(f"{path} is empty: give a file with a line of column names and rows below it.")
+    if path.suffix.lower() == ".tsv" and "\t" in first:
+        return "\t"
+    return max((",", ";", "\t"), key=first.count)
+
+
+def _quotes_are_sound(path: Path, encoding: str) -> bool:
+    """Whether reading with quotes works and gives rows of one width."""
+    try:
+        widths = {len(values) for _, values in _records(path, encoding, "\t", csv.QUOTE_MINIMAL)}
+    except DataError:
+        return False
+    return len(widths) == 1
+
+
+def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[tuple[int, list[str]]]:
+    """Every non-blank record with the line it starts on."""
+    with path.open(encoding=encoding, newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
+        while True:
+            line = reader.line_num + 1
+            try:
+                values = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(
+                    f"{path} line {line}: the quotes are broken ({error}). "
+                    'A quote inside a quoted text is written twice ("").'
+                ) from None
+            if any(value.strip() for value in values):
+                yield line, values
+
+
+def _json_lines(table: Table) -> Iterator[Row]:
+    with table.path.open(encoding=detect_encoding(table.path)) as file:
+        for line, content in enumerate(file, 1):
+            if content.strip():
+                yield line, _object(table.path, line, _parse_json(table.path, content, line))
+
+
+def _json(table: Table) -> Iterator[Row]:
+    """A list of objects, or an object that holds one list (`{"data": [...]}`); else one object per line."""
+    text = table.path.read_text(encoding=detect_encoding(table.path))
+    if not text.strip():
+        raise DataError(f"{table.path} is empty: give a list of objects.")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        yield from _json_lines(table)
+        return
+    if isinstance(content, dict):
+        content = _list_inside(content)
+    if not isinstance(content, list):
+        raise DataError(f"{table.path} must hold a list of objects with a text and a label.")
+    for number, item in enumerate(content, 1):
+        yield number, _object(table.path, number, item)
+
+
+def _list_inside(content: dict[str, Any]) -> list[Any]:
+    """`{"data": [...]}`, or columns as lists of one length, or a single row."""
+    lists = {name: value for name, value in content.items() if isinstance(value, list)}
+    if len(lists) > 1 and len({len(value) for value in lists.values()}) == 1:
+        return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    return next(iter(lists.values())) if len(lists) == 1 else [content]
+
+
+def _parse_json(path: Path, content: str, line: int) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} line {line} is not JSON ({error}): correct or remove it.") from None
+
+
+def _object(path: Path, place: int, item: Any) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise DataError(f"{path} entry {place} is not an object with names and values: correct or remove it.")
+    return item
+
+
+def _parquet(table: Table) -> Iterator[Row]:
+    let_in(*ARROW)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(table.path) as file:
+            for batch in file.iter_batches():
+                for item in batch.to_pylist():
+                    number += 1
+                    yield number, item
+    except pa.ArrowException as error:
+        raise DataError(f"{table.path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+
+
+_READERS = {
+    ".csv": _delimited,
+    ".tsv": _delimited,
+    ".txt": _delimited,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}

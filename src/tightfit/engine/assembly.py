@@ -1,0 +1,93 @@
+"""Assembly: job + recipe -> Parts. The one place where a training is put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tightfit.compat import decay_parameter_names
+from tightfit.data.rows import Labels
+from tightfit.device import Device
+from tightfit.errors import ModelError
+from tightfit.job import Job
+from tightfit.models import load_config, load_model, longest_text, set_depth
+from tightfit.optimizers.in_backward import step_in_backward
+from tightfit.strategies.adamw import AdamW
+from tightfit.strategies.parts import Parts
+from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import find_task
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def assemble(
+    job: Job,
+    recipe: Recipe,
+    device: Device,
+    labels: Labels,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    layers: int | None = None,
+) -> Parts:
+    """Build the model and put the recipe's strategies on it. With `layers` the model has only so many."""
+    model = _build_model(job, labels, tokenizer, layers)
+    _refuse_too_long(job, model)
+    parts = Parts(
+        model=model,
+        device=device,
+        optimizer=AdamW().build,
+        batch_size=job.batch_size,
+        max_length=job.max_length,
+        learning_rate=job.learning_rate,
+        weight_decay=job.weight_decay,
+        max_grad_norm=job.max_grad_norm,
+        slice_rows=job.batch_size,
+    )
+    for strategy in recipe.strategies:
+        parts = strategy.apply(parts)
+    return parts
+
+
+def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
+    """The recipe's optimizer over what trains, and where it steps."""
+    optimizer = parts.optimizer(parameter_groups(parts), parts.learning_rate)
+    if parts.step_in_backward:
+        step_in_backward(parts, optimizer)
+    return optimizer
+
+
+def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
+    """What trains, in two groups: biases and norms do not decay, as in transformers.Trainer."""
+    decaying = _decaying_parameters(parts.model)
+    trained = [(name, p) for name, p in parts.model.named_parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trained if name in decaying], "weight_decay": parts.weight_decay},
+        {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, layers: int | None) -> PreTrainedModel:
+    from transformers import set_seed
+
+    task = find_task(job.task)
+    config = load_config(job.model, **task.config_changes(labels))
+    config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find a text's last token by it
+    config.get_text_config().use_cache = False  # keys and values of earlier tokens: for writing text, not for training
+    if layers is not None:
+        set_depth(config, layers)
+    set_seed(job.seed)  # the new head is the same whatever the recipe
+    return load_model(task.head(), job.model, config, random_weights=job.random_weights)
+
+
+def _refuse_too_long(job: Job, model: PreTrainedModel) -> None:
+    limit = longest_text(model)
+    if limit is not None and job.max_length > limit:
+        raise ModelError(
+            f"--max-length {job.max_length} is more than the {limit} positions of '{job.model}': use {limit} or less."
+        )
+
+
+def _decaying_parameters(model: PreTrainedModel) -> set[str]:
+    return set(decay_parameter_names(model))  # keeps the list of exceptions in one place, theirs

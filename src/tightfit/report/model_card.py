@@ -1,0 +1,138 @@
+"""The model card: the run folder's README, with the header that the hub reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tightfit.runs.record import Run
+from tightfit.strategies import STRATEGIES
+from tightfit.units import format_bytes, format_count, format_seconds
+
+_TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ name }}
+
+{{ base }} fine-tuned with tightfit to tell {{ labels }} apart.
+
+| | |
+|---|---|
+| quality | {{ quality }} on {{ held_out }} held-out rows |
+| trained on | {{ rows }} rows of `{{ data }}`, texts cut at {{ max_length }} tokens |
+| trained | {{ trained }} parameters, {{ steps }} steps of {{ batch }} rows, learning rate {{ rate }}, seed {{ seed }} |
+| recipe | `{{ recipe }}` (result: {{ result }}) |
+| time | {{ time }} on {{ device }} |
+| memory | {{ memory }} |
+
+```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", "{{ name }}")
+```
+
+## Memory
+
+{{ about_memory }}
+
+| moment | foretold | measured |
+|---|---|---|
+{% for moment, foretold, measured in moments %}| {{ moment }} | {{ foretold }} | {{ measured }} |
+{% endfor %}
+{% if strategies %}
+The recipe:
+
+{% for word, summary in strategies %}- `{{ word }}` {{ summary }}
+{% endfor %}
+{% endif %}
+## Versions
+
+{{ versions }}
+"""
+
+
+def write_card(run: Run) -> None:
+    """Write README.md into the run folder."""
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    name, data = Path(run.folder).resolve().name, Path(run.job.data).name
+    results = [
+        EvalResult(
+            task_type=run.job.task,
+            dataset_type="text",
+            dataset_name=data,
+            metric_type=metric,
+            metric_value=round(run.metrics[f"eval_{metric}"], 4),
+        )
+        for metric in ("f1", "accuracy")
+        if f"eval_{metric}" in run.metrics
+    ]
+    header = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=run.job.task,
+        tags=["tightfit"],
+        metrics=["f1", "accuracy"],
+        base_model=None if Path(run.job.model).exists() else run.job.model,
+        model_name=name,
+        eval_results=results or None,
+    )
+    card = ModelCard.from_template(header, template_str=_TEMPLATE, name=name, data=data, **_words(run))
+    (Path(run.folder) / "README.md").write_text(str(card), "utf-8")
+
+
+def _words(run: Run) -> dict[str, Any]:
+    job = run.job
+    return {
+        "base": f"`{Path(job.model).name if Path(job.model).exists() else job.model}`",
+        "labels": ", ".join(f"`{label}`" for label in run.data.labels),
+        "quality": _quality(run),
+        "held_out": f"{run.data.validation_rows:,}",
+        "rows": f"{run.data.train_rows:,}",
+        "max_length": run.max_length,
+        "trained": f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)}",
+        "steps": run.steps,
+        "batch": job.batch_size,
+        "rate": f"{job.learning_rate:g}",
+        "seed": job.seed,
+        "recipe": " ".join(run.recipe) or "plain",
+        "result": run.result,
+        "time": format_seconds(run.measured.seconds),
+        "device": run.device,
+        "memory": _peak(run),
+        "about_memory": _about_memory(run),
+        "moments": _moments(run),
+        "strategies": [(word, STRATEGIES[word.partition(":")[0]].summary) for word in run.recipe],
+        "versions": ", ".join(f"{package} {number}" for package, number in run.versions.items()),
+    }
+
+
+def _quality(run: Run) -> str:
+    scores = {"F1": "eval_f1", "accuracy": "eval_accuracy"}
+    return ", ".join(f"{name} {run.metrics[key]:.4f}" for name, key in scores.items() if key in run.metrics) or "–"
+
+
+def _peak(run: Run) -> str:
+    """Measured, and beside it what was foretold."""
+    measured, foretold = run.measured.peak_bytes, run.predicted.peak_bytes
+    beside = f" (foretold {format_bytes(foretold)}, {foretold / measured - 1:+.1%})" if foretold else ""
+    return f"{format_bytes(measured)} at the peak{beside}"
+
+
+def _about_memory(run: Run) -> str:
+    highest = max(run.measured.moments, key=lambda name: run.measured.moments[name])
+    what = "the whole process" if "CPU" in run.device else "what torch reserved on the card"
+    effect = {
+        "same": "equal to that of the plain way, up to rounding",
+        "close": "close to that of the plain way: other arithmetic, the same quality",
+        "different": "not that of the plain way: another training, with fewer parameters or less text",
+    }
+    return f"The peak is in {highest}; measured is {what}. The recipe's result is {effect[run.result]}."
+
+
+def _moments(run: Run) -> list[tuple[str, str, str]]:
+    foretold = run.predicted.moments or {}
+    return [
+        (moment, format_bytes(foretold[moment]) if moment in foretold else "–", format_bytes(size))
+        for moment, size in run.measured.moments.items()
+    ]

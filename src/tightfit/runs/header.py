@@ -1,0 +1,202 @@
+"""Beginning: what is known of a run before its first step, kept beside it, so that a run that dies can be told of too.
+
+The forecast by moment and kind, one step as it goes, how long the texts are, the plan, and every attempt.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from tightfit.files import write_whole
+from tightfit.runs.record import Data, versions
+
+if TYPE_CHECKING:
+    from tightfit.simulation.profile import Course
+    from tightfit.training.setup import Prepared
+
+
+FILE = "beginning.json"
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Stretch(_Value):
+    """A moment of the step that `Step` shows."""
+
+    moment: str
+    start: int
+    end: int
+    slice: int
+
+
+class Step(_Value):
+    """One step: live bytes of each kind at points on the way."""
+
+    kinds: dict[str, list[int]]
+    stretches: list[Stretch]
+    slices: int
+    """How many slices a step has; at most two of them are shown."""
+
+
+class Tensors(_Value):
+    """Like tensors that are alive at the peak."""
+
+    kind: str
+    owner: str | None
+    """The module or parameter, `*` for any layer; empty for the model itself, None where it is not known."""
+    shape: list[int] | None
+    bytes: int
+    """Of each."""
+    count: int
+
+
+class Texts(_Value):
+    """How long the training texts are, and what their lengths cost."""
+
+    limit: int
+    """Tokens a text is cut at."""
+    width: int
+    """Tokens that one bar of the histogram stands for."""
+    rows: list[int]
+    """Texts of 1 to `width` tokens, the next `width`, and so on."""
+    computed_per_token: float
+    """Tokens that go through the model, padding included, for each token of a text."""
+    plain_per_token: float
+    """The same if rows met by chance and whole batches were padded."""
+    cut_rows: int
+    tokens: int | None = None
+    """Of all texts as they are cut."""
+    cut_tokens: int | None = None
+    """None where the tokenizer does not tell."""
+
+
+class Smaller(_Value):
+    """A recipe that takes less, with what it was said to take when the run began."""
+
+    recipe: list[str]
+    peak_bytes: int
+    result: str
+
+
+class Attempt(_Value):
+    """One time that the run was started or gone on with."""
+
+    began: str
+    from_step: int = 0
+    recipe: list[str] = []
+    ended: str | None = None
+    """What it said when it did not come to its end; None where it did, or was killed."""
+
+
+class Beginning(_Value):
+    """What is known before the first step."""
+
+    recipe: list[str]
+    result: str
+    device: str
+    max_length: int
+    steps: int
+    """How many there are to take."""
+    data: Data
+    parameters: int
+    trainable_parameters: int
+    budget_bytes: int | None = None
+    notes: list[str] = []
+    versions: dict[str, str] = {}
+    bill: dict[str, Any] | None = None
+    """As `rehearse --json` prints it; None where memory could not be foretold."""
+    seconds_per_step: float | None = None
+    step: Step | None = None
+    largest: list[Tensors] = []
+    texts: Texts | None = None
+    plan: dict[str, Any] | None = None
+    """As `plan --json` prints it, where the recipe was planned."""
+    smaller: list[Smaller] = []
+    attempts: list[Attempt] = []
+
+    def save(self, folder: Path) -> None:
+        """Write it whole or not at all."""
+        write_whole(folder / FILE, json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n")
+
+
+def load_beginning(folder: Path) -> Beginning | None:
+    """What a run folder tells; None where it has no such file, or one of another time."""
+    try:
+        return Beginning(**json.loads((folder / FILE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def write_beginning(folder: Path, prepared: Prepared, from_step: int, budget: int | None) -> None:
+    """Before the first step, or when a run goes on: what was planned the first time stays."""
+    before = load_beginning(folder)
+    now = beginning_of(prepared, budget)
+    attempt = Attempt(began=_now(), from_step=from_step, recipe=prepared.recipe.words)
+    attempts = [*(before.attempts if before else []), attempt]
+    kept: dict[str, Any] = {"attempts": attempts}
+    if before and before.recipe == now.recipe and now.plan is None:
+        kept |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
+    now.model_copy(update=kept).save(folder)
+
+
+def note_end(folder: Path, reason: str) -> None:
+    """The last attempt did not come to its end."""
+    known = load_beginning(folder)
+    if known is None or not known.attempts:
+        return
+    last = known.attempts[-1].model_copy(update={"ended": reason})
+    known.model_copy(update={"attempts": [*known.attempts[:-1], last]}).save(folder)
+
+
+def beginning_of(prepared: Prepared, budget: int | None) -> Beginning:
+    """From what was read, built and rehearsed."""
+    parts, course, kept = prepared.parts, prepared.course, prepared.kept
+    return Beginning(
+        recipe=prepared.recipe.words,
+        result=prepared.recipe.result.value,
+        device=parts.device.title,
+        max_length=parts.max_length,
+        steps=prepared.steps,
+        data=prepared.data,
+        parameters=parts.parameters,
+        trainable_parameters=parts.trainable_parameters,
+        budget_bytes=budget,
+        notes=list(prepared.notes),
+        versions=versions(),
+        bill=prepared.bill.to_json() if prepared.bill else None,
+        seconds_per_step=kept.seconds_per_step if kept else None,
+        step=_step(course, -(-parts.batch_size // parts.step_rows)) if course else None,
+        largest=_largest(course) if course else [],
+        texts=prepared.texts,
+        plan=kept.plan if kept else None,
+        smaller=prepared.smaller,
+    )
+
+
+def _step(course: Course, slices: int) -> Step:
+    kinds = {kind.value: sizes for kind, sizes in course.kinds.items()}
+    return Step(kinds=kinds, stretches=[Stretch(**vars(each)) for each in course.stretches], slices=slices)
+
+
+def _largest(course: Course) -> list[Tensors]:
+    return [
+        Tensors(
+            kind=each.kind.value,
+            owner=each.owner,
+            shape=list(each.shape) if each.shape is not None else None,
+            bytes=each.size,
+            count=each.count,
+        )
+        for each in course.largest
+    ]
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

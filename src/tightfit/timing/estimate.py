@@ -1,0 +1,195 @@
+"""Rates: how fast a device does each sort of work."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tightfit.device import Device
+from tightfit.gpus import CARDS
+from tightfit.ops.offload import HOST_WORK, TRANSFER
+from tightfit.simulation.op_counts import (
+    ADDING_UP,
+    HEADS,
+    NARROW,
+    OPERANDS,
+    OPTIMIZER,
+    PASS,
+    PRODUCT,
+    THROUGH_MEMORY,
+    Table,
+)
+from tightfit.simulation.scaling import Extent, Numbers
+from tightfit.simulation.simulation import Played
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.parts import Parts
+
+Curve = list[tuple[float, float]]
+"""Sizes of one call, and the seconds that each unit of it takes then."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds for every unit of work: a floating-point operation of products, a byte of all else."""
+
+    curves: dict[str, Curve]
+    call: float
+    """Seconds that any operation takes besides."""
+    optimizers: dict[str, float]
+    """Seconds that each optimizer takes for a parameter; what is not listed is told from its operations."""
+    overlaps: bool = False
+    """Whether the calls run ahead of the work, as on a card: then only the longer of the two counts."""
+    note: str | None = None
+    """What is odd about them."""
+
+    def slower(self, times: float, call: float) -> Rates:
+        """All work so many times slower, and a call that takes so long; optimizers stay."""
+        curves = {sort: [(size, times * price) for size, price in curve] for sort, curve in self.curves.items()}
+        return replace(self, curves=curves, call=call)
+
+    def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
+        """Of operations of one sort, each."""
+        sizes, prices = zip(*self.curves.get(sort, self.curves[PASS]), strict=True)
+        size = amounts / np.maximum(calls, 1e-9)
+        work = amounts * np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), prices)
+        waiting = calls * self.call
+        seconds: Numbers = np.maximum(work, waiting) if self.overlaps else work + waiting
+        return seconds
+
+
+# The clock: seconds of a step, slice by slice, with the padding and the second runs that a recipe really has.
+
+
+_AS_PLAYED: Mapping[Extent, int] = {(1, 1): 1}
+_FIRST_SECTIONS = 0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Reads a played recipe's work."""
+
+    rates: Rates
+
+    def pass_seconds(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+        """Forward and backward of a batch, the mean over all."""
+        dealt = lengths.dealt_to(parts)
+        batches = dealt.some()
+        work = self._slices if played.for_all else self._pieces
+        seconds = work(played, parts, batches, dealt) / len(batches.batches)
+        return seconds + self._trunk(played, parts, lengths) / lengths.per_epoch
+
+    def _trunk(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+        """A frozen trunk runs once; it is counted in the first epoch, the longest."""
+        if not parts.trunk or not played.for_all:
+            return 0.0
+        batches = Counter(lengths.trunk_batches(parts))
+        return sum(weight * self._read(table, batches) for weight, table in played.tables(_FIRST_SECTIONS))
+
+    def _slices(self, played: Played, parts: Parts, lengths: Lengths, _: Lengths) -> float:
+        slices = lengths.slices(parts)
+        sections = 1 if parts.trunk else _FIRST_SECTIONS
+        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in played.tables(sections))
+        return computed + (len(slices) - len(lengths.batches)) * self._adding_up(played)
+
+    def _adding_up(self, played: Played) -> float:
+        """Gradients of a slice are added to those of the slices before it."""
+        return sum(
+            weight * self._read(work.in_section(ADDING_UP), _AS_PLAYED) for weight, work in played.performance.work
+        )
+
+    def _pieces(self, played: Played, parts: Parts, lengths: Lengths, dealt: Lengths) -> float:
+        """What was played is one slice, or the fullest batch in pieces; the others take as long as they have tokens."""
+        section = 1 if parts.trunk else _FIRST_SECTIONS
+        tables = [(weight, work.in_section(section)) for weight, work in played.performance.work]
+        seconds = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
+        if parts.layer_rows is not None:
+            return seconds * lengths.tokens(parts) / dealt.fullest().tokens(parts)
+        rows, length = played.performance.extents.slices[0]
+        return seconds * sum(r * n for r, n in lengths.slices(parts)) / (rows * length)
+
+    def update_seconds(self, played: Played, optimizer: str) -> float:
+        """One step of the optimizer."""
+        done = played.performance
+        if optimizer in self.rates.optimizers:
+            return done.trainable_parameters * self.rates.optimizers[optimizer]
+        steps = len(done.extents.slices) if done.parts.step_in_backward else 2
+        return sum(w * self._read(work.in_section(OPTIMIZER), _AS_PLAYED) for w, work in done.steps) / steps
+
+    def _read(self, table: Table, extents: Mapping[Extent, int]) -> float:
+        """For slices of these rows and tokens, so many of each."""
+        counts = np.array(list(extents.values()))
+        seconds = [self.rates.seconds(sort, *work) for sort, *work in table.at(list(extents))]
+        return float(sum((of_sort.sum(axis=0) * counts).sum() for of_sort in seconds))
+
+
+# Rates of cards, from their makers' tables. None of them was measured here.
+#
+# A card reaches its published figures only in large products and long passes; the shares below are what trainings of
+# transformers usually come to.
+
+
+_REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
+_PCIE = 12e9  # bytes a second between a card and pinned memory, with 16 lanes of the third generation
+_HOST = 10e9  # bytes a second that a host's processor goes through
+_UNKNOWN = "there are no published rates of {} here, so times are those of {}, which has about as much memory"
+_LAUNCH = 8e-6  # seconds: Python, autograd and the driver, for one kernel
+
+# name: 10^12 operations a second in fp32, in fp16 with fp32 sums, 10^9 bytes a second of memory
+_CARDS = {
+    "GTX 1050 Ti": (2.1, 2.1, 112),
+    "GTX 1650": (3.0, 6.0, 128),
+    "GTX 1660": (5.0, 10.0, 192),
+    "RTX 2060": (6.5, 26, 336),
+    "RTX 2080 Ti": (13.4, 54, 616),
+    "RTX 3050": (9.1, 18, 224),
+    "RTX 3060": (12.7, 25, 360),
+    "RTX 3070": (20.3, 41, 448),
+    "RTX 3080": (29.8, 60, 760),
+    "RTX 3090": (35.6, 71, 936),
+    "RTX 4050": (9.0, 36, 192),
+    "RTX 4060": (15.1, 60, 272),
+    "RTX 4070": (29.1, 117, 504),
+    "RTX 4080": (48.7, 195, 717),
+    "RTX 4090": (82.6, 165, 1008),
+    "T4": (8.1, 65, 320),
+    "P100": (9.5, 19, 732),
+    "V100": (15.7, 125, 900),
+    "A10": (31.2, 125, 600),
+    "L4": (30.3, 121, 300),
+    "A100": (19.5, 312, 1555),
+    "H100": (67, 990, 3350),
+    "Apple": (3.6, 3.6, 100),
+}
+
+
+def rates_of_card(device: Device) -> Rates:
+    """Of the card by its name; a card that is not listed is taken for one of about its memory's size."""
+    listed = _name_in(device.title)
+    name = listed or _nearest(device)
+    fp32, fp16, memory = _CARDS[name]
+    byte = 1 / (memory * 1e9 * _REACHED_MEMORY)
+    curves: dict[str, Curve] = {sort: [(1.0, byte), (2.0, byte)] for sort in THROUGH_MEMORY}
+    curves[OPERANDS] = [(1.0, 0.0)]  # read while the card multiplies
+    for sort, speed in ((PRODUCT, fp32), (HEADS, fp32), (NARROW, fp16)):
+        each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)
+        curves[sort] = [(1.0, each), (2.0, each)]
+    # A copy counts its bytes three times: where they come from, where they go, and what it returns.
+    for sort, speed in ((TRANSFER, 3 * _PCIE * _REACHED_MEMORY), (HOST_WORK, _HOST)):
+        curves[sort] = [(1.0, 1 / speed), (2.0, 1 / speed)]
+    note = None if listed else _UNKNOWN.format(device.title, name)
+    return Rates(curves, _LAUNCH, {}, overlaps=True, note=note)
+
+
+def _name_in(title: str) -> str | None:
+    """The listed card that a title means, as a whole word: an A100 is no A10."""
+    return next((name for name in _CARDS if re.search(rf"(?i)\b{re.escape(name)}\b", title)), None)
+
+
+def _nearest(device: Device) -> str:
+    """The slowest of the listed ones that come closest in memory."""
+    named = [(card, name) for card in CARDS.values() if card.kind == device.kind and (name := _name_in(card.title))]
+    return min(named, key=lambda pair: (abs((pair[0].memory or 0) - (device.memory or 0)), _CARDS[pair[1]]))[1]
