@@ -18,8 +18,7 @@ import torch
 import transformers as hf
 
 from quality import ROOT, SHARED
-from tightfit.device import Device
-from tightfit.gpus import CARDS, find_card
+from tightfit.device import CARDS, Device, find_card
 from tightfit.simulation.estimate import Bill
 from tightfit.simulation.own_loop import rehearse_loop
 from tightfit.strategies.base import Kind

@@ -160,7 +160,7 @@ def rungs(name: str) -> Callable[[str], str]:
     """A ladder's own table."""
 
     def block(language: str) -> str:
-        from tightfit.report.terminal import ladder_as_markdown
+        from tightfit.report.comparison import ladder_as_markdown
 
         return ladder_as_markdown(load_ladder(RECORDS / f"{name}.json"), language)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.device import find_device, find_device_or_card
+from tightfit.device import CARDS, find_card, find_device, find_device_or_card
 from tightfit.errors import BadInput
-from tightfit.gpus import CARDS, find_card
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def quick(model: Path, data: Path, out: Path) -> list[object]:
 
 
 def test_help_is_quick_and_needs_no_torch() -> None:
-    script = "import sys; from tightfit import cli; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    script = "import sys; from tightfit.cli import app; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
     before = os.times()
@@ -61,17 +61,26 @@ def modules_after(code: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["recipe", "strategies", "planning", "report.text", "report.words", "ladders.record"]
+    "module",
+    [
+        "strategies.recipe",
+        "strategies",
+        "planning.plan",
+        "report.terminal",
+        "report.i18n",
+        "comparison.comparison",
+        "api",
+    ],
 )
 def test_what_needs_no_torch_does_not_import_it(module: str) -> None:
     assert modules_after(f"import tightfit.{module}") == ["[]"]
 
 
 _RUN = """
-from tightfit import cli
+from tightfit.cli import app
 sys.argv = {words!r}
 try:
-    cli.main()
+    app.main()
 except SystemExit as end:
     print(end.code or 0)
 """

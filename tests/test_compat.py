@@ -610,7 +610,7 @@ INTERNAL = {
     "__pydantic_fields__", "cache_enabled", "get_decay_parameter_names", "optimizer_update_32bit",
     "optimizer_update_8bit_blockwise",
 }  # fmt: skip
-IMPORT_HOOKS = {"uncompiled.py": {"torch._dynamo"}}  # names for an import finder, not uses
+IMPORT_HOOKS = {"startup.py": {"torch._dynamo"}}  # names for an import finder, not uses
 
 
 def is_private(name: str) -> bool:
@@ -745,7 +745,7 @@ def test_the_check_finds(source: str, name: str) -> None:
         ("def f(pair): return pair._replace(size=1)", ""),
         ("from tightfit.compat import FakeTensor, schema_of", ""),
         ("class A:\n    def f(self): self._tr_loss = super()._save_checkpoint(None, None)", "trainer.py"),
-        ("HOOKED = 'torch._dynamo'", "uncompiled.py"),
+        ("HOOKED = 'torch._dynamo'", "startup.py"),
         ("'''A sentence about torch._C, which nobody uses.'''", ""),
     ],
 )
@@ -756,4 +756,4 @@ def test_the_check_leaves_alone(source: str, file: str) -> None:
 def test_the_exceptions_of_the_check_are_for_one_file_each() -> None:
     own_attribute = "class A:\n    def f(trainer): trainer._tr_loss = 0"
     assert foreign_private_names(own_attribute, set(), "trainer.py") == ["_tr_loss"]
-    assert foreign_private_names("HOOKED = 'torch._dynamo'", set(), "lean.py") == ["torch._dynamo"]
+    assert foreign_private_names("HOOKED = 'torch._dynamo'", set(), "app.py") == ["torch._dynamo"]

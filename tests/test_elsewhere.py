@@ -62,7 +62,7 @@ def test_ctrl_c_ends_it_at_once() -> None:
 
 COMPUTING = """
 import torch
-from tightfit.elsewhere import elsewhere
+from tightfit.processes import elsewhere
 
 torch.set_num_threads(2)
 numbers = torch.rand(512, 768)

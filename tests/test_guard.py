@@ -11,7 +11,7 @@ import torch
 
 from tightfit import system as procfs
 from tightfit.device import Device
-from tightfit.engine.oom import is_out_of_memory
+from tightfit.errors import is_out_of_memory
 from tightfit.training import memory_limit as guard
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)

@@ -16,11 +16,12 @@ UNUSED = ("datasets", "pandas", "pyarrow", "bitsandbytes", "peft", "scipy", "skl
 
 IN_A_PROCESS_OF_ITS_OWN = f"""
 import sys
-from tightfit.lean import leave_out_the_unused, let_in
+from tightfit.cli.startup import slim_process
+from tightfit.optional_imports import let_in
 
-leave_out_the_unused()
+slim_process()
 import torch
-import tightfit.trainer
+import tightfit.training.trainer
 from transformers.trainer_utils import _is_peft_model
 
 print(sorted(name for name in {UNUSED} if sys.modules.get(name)))
@@ -37,12 +38,12 @@ def test_a_trainer_is_loaded_without_them_and_peft_comes_when_it_is_asked_for() 
 
 
 def test_the_command_line_is_a_process_of_our_own() -> None:
-    code = "import sys, tightfit.cli\nsys.argv = ['tightfit', 'strategies', '--json']\ntightfit.cli.process()"
+    code = "import sys, tightfit.cli.app\nsys.argv = ['tightfit', 'strategies', '--json']\ntightfit.cli.app.process()"
     found = f"{code}\nassert all(sys.modules[name] is None for name in {UNUSED})"
     done = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     project = Path(__file__).parents[1] / "pyproject.toml"
-    assert 'tightfit = "tightfit.cli:process"' in project.read_text("utf-8")
+    assert 'tightfit = "tightfit.cli.app:process"' in project.read_text("utf-8")
 
 
 @pytest.fixture

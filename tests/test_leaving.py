@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, time
-from tightfit.leaving import leave_at_once
+from tightfit.cli.startup import leave_at_once
 
 class Last:
     def __del__(self):

@@ -16,8 +16,8 @@ from torture.ground import Ground
 from torture.hunger import ERRORS, Case, Hunger
 
 from tightfit.data.batches import RowLimits
-from tightfit.engine.oom import forget, freed_after_failure, is_out_of_memory
-from tightfit.errors import OutOfMemory
+from tightfit.engine.oom import forget, freed_after_failure
+from tightfit.errors import OutOfMemory, is_out_of_memory
 from tightfit.training.recovery import HalfDone, Ledger, Recovery, run_in_pieces
 from tightfit.training.trainer import Trainer
 

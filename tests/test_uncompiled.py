@@ -11,7 +11,7 @@ import pytest
 from tightfit.cli.startup import leave_out_the_compiler
 
 LARGE = ("torch._inductor", "torch._dynamo.symbolic_convert", "torch.distributed.tensor._api")
-LEAN = "from tightfit.lean import leave_out_the_unused\nleave_out_the_unused()\n"
+LEAN = "from tightfit.cli.startup import slim_process\nslim_process()\n"
 
 
 def told(code: str) -> list[str]:

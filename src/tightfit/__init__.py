@@ -6,39 +6,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightfit.comparison import Ladder, ladder
+    from tightfit.api import ladder, plan, rehearse, train
+    from tightfit.comparison.comparison import Ladder
     from tightfit.device import Budget
     from tightfit.errors import DoesNotFit, TightfitError
     from tightfit.inference import evaluate, predict
     from tightfit.job import Job
-    from tightfit.planning import Plan, plan
+    from tightfit.planning.plan import Plan
     from tightfit.runs.record import Run, load_run
-    from tightfit.simulation import rehearse
     from tightfit.simulation.estimate import Bill
     from tightfit.strategies.freeze import freeze, frozen_parameters
     from tightfit.strategies.recipe import Recipe
-    from tightfit.training.run import train
 
 # torch takes seconds to import: each name is fetched when it is first used.
 _HOMES = {
-    "Bill": "rehearsal.bill",
-    "Budget": "budget",
+    "Bill": "simulation.estimate",
+    "Budget": "device",
     "DoesNotFit": "errors",
     "Job": "job",
-    "Ladder": "ladders",
-    "Plan": "planning",
-    "Recipe": "recipe",
-    "Run": "record",
+    "Ladder": "comparison.comparison",
+    "Plan": "planning.plan",
+    "Recipe": "strategies.recipe",
+    "Run": "runs.record",
     "TightfitError": "errors",
     "evaluate": "inference",
     "freeze": "strategies.freeze",
     "frozen_parameters": "strategies.freeze",
-    "ladder": "ladders",
-    "load_run": "record",
-    "plan": "planning",
+    "ladder": "api",
+    "load_run": "runs.record",
+    "plan": "api",
     "predict": "inference",
-    "rehearse": "rehearsal",
-    "train": "training",
+    "rehearse": "api",
+    "train": "api",
 }
 
 __all__ = [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 from tightfit.errors import BadInput, suggest
+from tightfit.gpus import APPLE, CUDA_CONTEXT, GPU, NVIDIA
 from tightfit.units import format_bytes, parse_bytes
 
 KINDS = ("cpu", "cuda", "mps")
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,6 @@ def find_device(word: str | None = None) -> Device:
 
 def find_device_or_card(word: str | None = None) -> Device:
     """A device of this machine, or a card by its name that need not be here: for rehearsing, not for training."""
-    from tightfit.gpus import CARDS, find_card
-
     if word is not None and (card := find_card(word)):
         return card
     if word is None or word.partition(":")[0] in KINDS:
@@ -63,8 +64,6 @@ def find_device_or_card(word: str | None = None) -> Device:
 
 
 def _no_such_device(word: str) -> str:
-    from tightfit.gpus import find_card
-
     if card := find_card(word):
         return f"'{card.title}' can be rehearsed for; training runs on this machine: use --device cuda or cpu."
     return f"There is no device '{word}': {suggest(word, KINDS)}"
@@ -89,8 +88,6 @@ def _cuda(index: int) -> Device:
     import psutil
     import torch
 
-    from tightfit.gpus import CUDA_CONTEXT
-
     count = torch.cuda.device_count()
     if index >= count:
         seen = f"torch sees {count} card(s)" if count else "torch sees no CUDA card"
@@ -110,6 +107,39 @@ def _cuda(index: int) -> Device:
         compute=10 * about.major + about.minor,
         host_memory=psutil.virtual_memory().total,
     )
+
+
+# GPUs of the table, as devices.
+
+
+def _nvidia(gpu: GPU) -> Device:
+    memory = int(gpu.gib * _GIB)
+    bf16 = gpu.capability >= 80
+    return Device("cuda", gpu.title, bf16=bf16, fp16=True, memory=memory, context=CUDA_CONTEXT, compute=gpu.capability)
+
+
+def _apple(gpu: GPU) -> Device:
+    """Metal lets one process have two thirds of a small Mac's memory, three quarters of a large one's."""
+    share = 2 / 3 if gpu.gib <= 36 else 3 / 4
+    return Device("mps", gpu.title, bf16=True, fp16=True, memory=int(gpu.gib * share * _GIB))
+
+
+CARDS = {card.title: card for card in [*map(_nvidia, NVIDIA), *map(_apple, APPLE)]}
+
+
+def find_card(word: str) -> Device | None:
+    """The card a person means by `RTX 3050 4GB`, `rtx3050` or `Tesla T4`; of several sizes the smallest."""
+    wanted = _plain(word)
+    for title, card in CARDS.items():
+        names = (_plain(title), _plain(title.rpartition(" ")[0]))
+        # People say `3050 4GB` and mean the RTX.
+        if wanted in names or wanted in (re.sub(r"^(rtx|gtx)", "", name) for name in names):
+            return card
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"nvidia|geforce|tesla|gib$|gb$|[^a-z0-9]", "", name.lower())
 
 
 # Budget: how much memory a training may take, and on what device.

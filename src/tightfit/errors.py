@@ -20,12 +20,18 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tightfit.planning.plan import Plan
+from typing import Any
 
 _LONGEST = 1000  # characters
+OOM_TEXTS = (
+    "out of memory",  # CUDA error: out of memory; MPS backend out of memory; CUDA out of memory. Tried to …
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",  # Windows
+    "could not create a memory object",  # oneDNN
+)
+"""What libraries say when memory runs out."""
 
 
 class TightfitError(Exception):
@@ -65,18 +71,13 @@ class OutputError(BadInput):
 class DoesNotFit(TightfitError):
     """No recipe keeps to the budget. Carries the plan that comes closest and the ways out."""
 
-    def __init__(self, plan: Plan) -> None:
-        from tightfit.units import format_bytes
-
+    def __init__(self, message: str, plan: Any) -> None:
+        super().__init__(message)
         self.plan = plan
-        way_out = f": {plan.ways_out[0]}" if plan.ways_out else ""
-        super().__init__(
-            f"No recipe fits {plan.budget}; the closest takes {format_bytes(plan.chosen.at_most)}{way_out}."
-        )
 
-    def __reduce__(self) -> tuple[type[DoesNotFit], tuple[Plan]]:
+    def __reduce__(self) -> tuple[type[DoesNotFit], tuple[str, Any]]:
         """It may come from another process."""
-        return DoesNotFit, (self.plan,)
+        return DoesNotFit, (self.args[0], self.plan)
 
 
 class RunFailed(TightfitError):
@@ -124,3 +125,15 @@ def suggest(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5)
     hint = f"did you mean '{spelled[near[0]]}'? " if near else ""
     return f"{hint}There are: {', '.join(known)}."
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, whoever says it."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OOM_TEXTS)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _PART, _GONE = ".part", ".gone"
@@ -86,3 +87,19 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def chunks_of(path: Path) -> Iterator[bytes]:
+    """A file's bytes, a megabyte at a time."""
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            yield chunk
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+    """The sha256 of some files' bytes, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for chunk in chunks_of(path):
+            digest.update(chunk)
+    return digest.hexdigest()

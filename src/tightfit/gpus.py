@@ -1,74 +1,69 @@
-"""Cards: what is known of common graphics cards, so that a training can be planned for one that is not here.
+"""GPUs: what is known of common ones, so that a training can be planned for one that is not in this machine.
 
-Memory is what torch reports as the card's total, which is a little less than the box says. The context is what
-the driver and the loaded kernels take before any tensor: 0.3 to 0.6 GiB since CUDA 11.7 loads kernels lazily.
+Memory is what torch reports as the GPU's total, which is a little less than the box says. Speeds are from the makers'
+tables; none of them was measured here.
 """
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-from tightfit.device import Device
-
-_GIB, _MIB = 1 << 30, 1 << 20
-CUDA_CONTEXT = 512 * _MIB
-
-# name, GiB that torch sees, compute capability
-_NVIDIA = [
-    ("GTX 1050 Ti 4GB", 3.94, 61),
-    ("GTX 1650 4GB", 3.81, 75),
-    ("GTX 1660 6GB", 5.79, 75),
-    ("RTX 2060 6GB", 5.79, 75),
-    ("RTX 2080 Ti 11GB", 10.75, 75),
-    ("RTX 3050 4GB", 3.81, 86),
-    ("RTX 3050 6GB", 5.79, 86),
-    ("RTX 3050 8GB", 7.79, 86),
-    ("RTX 3060 12GB", 11.76, 86),
-    ("RTX 3070 8GB", 7.79, 86),
-    ("RTX 3080 10GB", 9.77, 86),
-    ("RTX 3090 24GB", 23.69, 86),
-    ("RTX 4050 6GB", 5.64, 89),
-    ("RTX 4060 8GB", 7.63, 89),
-    ("RTX 4070 12GB", 11.72, 89),
-    ("RTX 4080 16GB", 15.70, 89),
-    ("RTX 4090 24GB", 23.64, 89),
-    ("T4 16GB", 14.75, 75),
-    ("P100 16GB", 15.90, 60),
-    ("V100 16GB", 15.77, 70),
-    ("V100 32GB", 31.74, 70),
-    ("A10 24GB", 22.19, 86),
-    ("L4 24GB", 22.03, 89),
-    ("A100 40GB", 39.39, 80),
-    ("A100 80GB", 79.15, 80),
-    ("H100 80GB", 79.10, 90),
-]
-_APPLE_GB = (8, 16, 24, 32, 64)
+CUDA_CONTEXT = 512 << 20
+"""Bytes that the driver and the loaded kernels take before any tensor: 0.3 to 0.6 GiB since CUDA 11.7 loads lazily."""
 
 
-def _nvidia(name: str, gib: float, compute: int) -> Device:
-    memory = int(gib * _GIB)
-    return Device("cuda", name, bf16=compute >= 80, fp16=True, memory=memory, context=CUDA_CONTEXT, compute=compute)
+class GPU(NamedTuple):
+    """One row of the table."""
+
+    title: str
+    gib: float
+    """Memory that torch sees."""
+    capability: int
+    """CUDA compute capability, as 86 for 8.6."""
+    fp32_tflops: float
+    fp16_tflops: float
+    """With fp32 sums."""
+    bandwidth: float
+    """Memory bandwidth, in 10^9 bytes a second."""
+
+    @property
+    def family(self) -> str:
+        """The name without the memory's size."""
+        return self.title.rpartition(" ")[0]
 
 
-def _apple(gigabytes: int) -> Device:
-    """Metal lets one process have two thirds of a small Mac's memory, three quarters of a large one's."""
-    share = 2 / 3 if gigabytes <= 36 else 3 / 4
-    return Device("mps", f"Apple {gigabytes}GB", bf16=True, fp16=True, memory=int(gigabytes * share * _GIB))
+NVIDIA = (
+    GPU("GTX 1050 Ti 4GB", 3.94, 61, 2.1, 2.1, 112),
+    GPU("GTX 1650 4GB", 3.81, 75, 3.0, 6.0, 128),
+    GPU("GTX 1660 6GB", 5.79, 75, 5.0, 10.0, 192),
+    GPU("RTX 2060 6GB", 5.79, 75, 6.5, 26, 336),
+    GPU("RTX 2080 Ti 11GB", 10.75, 75, 13.4, 54, 616),
+    GPU("RTX 3050 4GB", 3.81, 86, 9.1, 18, 224),
+    GPU("RTX 3050 6GB", 5.79, 86, 9.1, 18, 224),
+    GPU("RTX 3050 8GB", 7.79, 86, 9.1, 18, 224),
+    GPU("RTX 3060 12GB", 11.76, 86, 12.7, 25, 360),
+    GPU("RTX 3070 8GB", 7.79, 86, 20.3, 41, 448),
+    GPU("RTX 3080 10GB", 9.77, 86, 29.8, 60, 760),
+    GPU("RTX 3090 24GB", 23.69, 86, 35.6, 71, 936),
+    GPU("RTX 4050 6GB", 5.64, 89, 9.0, 36, 192),
+    GPU("RTX 4060 8GB", 7.63, 89, 15.1, 60, 272),
+    GPU("RTX 4070 12GB", 11.72, 89, 29.1, 117, 504),
+    GPU("RTX 4080 16GB", 15.70, 89, 48.7, 195, 717),
+    GPU("RTX 4090 24GB", 23.64, 89, 82.6, 165, 1008),
+    GPU("T4 16GB", 14.75, 75, 8.1, 65, 320),
+    GPU("P100 16GB", 15.90, 60, 9.5, 19, 732),
+    GPU("V100 16GB", 15.77, 70, 15.7, 125, 900),
+    GPU("V100 32GB", 31.74, 70, 15.7, 125, 900),
+    GPU("A10 24GB", 22.19, 86, 31.2, 125, 600),
+    GPU("L4 24GB", 22.03, 89, 30.3, 121, 300),
+    GPU("A100 40GB", 39.39, 80, 19.5, 312, 1555),
+    GPU("A100 80GB", 79.15, 80, 19.5, 312, 1555),
+    GPU("H100 80GB", 79.10, 90, 67, 990, 3350),
+)
+APPLE = tuple(GPU(f"Apple {size}GB", size, 0, 3.6, 3.6, 100) for size in (8, 16, 24, 32, 64))
 
 
-CARDS = {card.title: card for card in [*(_nvidia(*row) for row in _NVIDIA), *(_apple(size) for size in _APPLE_GB)]}
-
-
-def find_card(word: str) -> Device | None:
-    """The card a person means by `RTX 3050 4GB`, `rtx3050` or `Tesla T4`; of several sizes the smallest."""
-    wanted = _plain(word)
-    for title, card in CARDS.items():
-        names = (_plain(title), _plain(title.rpartition(" ")[0]))
-        # People say `3050 4GB` and mean the RTX.
-        if wanted in names or wanted in (re.sub(r"^(rtx|gtx)", "", name) for name in names):
-            return card
-    return None
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"nvidia|geforce|tesla|gib$|gb$|[^a-z0-9]", "", name.lower())
+def find_family(name: str) -> GPU | None:
+    """The first listed GPU of the family that a name means, as a whole word: an A100 is no A10."""
+    return next((gpu for gpu in (*NVIDIA, *APPLE) if re.search(rf"(?i)\b{re.escape(gpu.family)}\b", name)), None)

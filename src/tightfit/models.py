@@ -9,8 +9,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from tightfit.engine.oom import is_out_of_memory
-from tightfit.errors import ModelError, shown
+from tightfit.errors import ModelError, is_out_of_memory, reason_of, shown
 from tightfit.optional_imports import let_in
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def _clear_errors(name: str, what: str) -> Iterator[None]:
 
 
 def _sentence(name: str, what: str, error: Exception) -> str:
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    first_line = reason_of(error).rstrip(".")
     if "trust_remote_code" in str(error):
         return (
             f"'{name}' wants to run its own code, which tightfit does not allow: use a model that transformers knows."

@@ -11,8 +11,6 @@ from __future__ import annotations
 import sys
 from importlib.machinery import PathFinder
 
-from tightfit.cli.startup import leave_out_the_compiler
-
 ARROW = ("datasets", "pandas", "pyarrow")
 _UNUSED = (*ARROW, "bitsandbytes", "peft", "scipy", "sklearn")
 _ASKING = ("transformers.trainer", "transformers.trainer_utils")
@@ -22,7 +20,6 @@ def leave_out_the_unused() -> None:
     """Before anything is imported. Python takes a module that is None for one that is not installed."""
     for name in _UNUSED:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    leave_out_the_compiler()
 
 
 def let_in(*names: str) -> None:

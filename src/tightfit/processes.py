@@ -33,8 +33,8 @@ def do_without_threads() -> None:
 
 # Elsewhere: work done in a process of its own, so that it leaves nothing in the memory of this one.
 #
-# A rehearsal keeps tens of megabytes of what it learnt, which would count against the training after it. A forked process
-# inherits all that is loaded but torch's threads, and a rehearsal does without. Where there is no cheap fork it is done
+# A rehearsal keeps tens of megabytes of what it learnt, which would count against the training after it. A forked
+# process inherits all that is loaded but torch's threads, and a rehearsal does without. Where there is no cheap fork it is done
 # here.
 
 
@@ -93,14 +93,14 @@ class WorkerResult:
     exit_code: int
 
 
-def ask(task: dict[str, Any], glance: Callable[[float], None] = lambda seconds: None) -> WorkerResult:
+def ask(module: str, task: dict[str, Any], glance: Callable[[float], None] = lambda seconds: None) -> WorkerResult:
     """Have a task done; now and then `glance` hears for how long it has been on.
 
     The process speaks to files: a pipe that nobody reads while it works could fill up. Ctrl-C reaches only this
     process, which ends the other: it has nothing half done that is worth keeping.
     """
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-        command = [sys.executable, "-m", "tightfit.cli.app.worker"]
+        command = [sys.executable, "-m", module]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=printed, stderr=said, start_new_session=True)
         try:
             _give(process, task)

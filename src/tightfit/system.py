@@ -48,12 +48,14 @@ _CGROUPS = (
 )
 
 
-def status(field: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+def status(field: str, default: int | None = None) -> int:
+    """A line of /proc/self/status, in bytes; without a default OSError where there is none."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    return 0
+    if default is None:
+        raise OSError(f"/proc/self/status has no {field}")
+    return default
 
 
 def available() -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from plans import RATES, planner_of
 
-from tightfit.gpus import CARDS
+from tightfit.device import CARDS
 from tightfit.planning.planner import Planner
 from tightfit.simulation.op_counts import NORM, OPERANDS, PASS, PRODUCT
 from tightfit.strategies import STRATEGIES

@@ -157,7 +157,7 @@ if {blocked}:
 from tightfit.data.reading import glance_at, read_data
 from tightfit.data.tokens import encode
 from tightfit.job import Job
-from tightfit.weights import load_tokenizer
+from tightfit.models import load_tokenizer
 
 job = Job(model=sys.argv[1], data=sys.argv[2], batch_size=8, max_length=32, max_steps=2)
 glance, data = glance_at(job), read_data(job)

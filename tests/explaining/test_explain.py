@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from heads import small_config
 
+from tightfit.device import CARDS
 from tightfit.errors import BadInput
 from tightfit.explain import Settings, explain
 from tightfit.explain.oom_message import read_message
 from tightfit.explain.script import _changes
-from tightfit.gpus import CARDS
 
 NOW = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 3.81 GiB "

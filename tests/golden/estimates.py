@@ -16,9 +16,8 @@ from parts import CPU
 
 from tightfit import Job
 from tightfit.data.rows import Labels
-from tightfit.device import Device
+from tightfit.device import CARDS, Device
 from tightfit.errors import RecipeError
-from tightfit.gpus import CARDS
 from tightfit.simulation.op_counts import Work
 from tightfit.simulation.simulation import Company, Rehearsal
 from tightfit.simulation.worst_case import Lengths

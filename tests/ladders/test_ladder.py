@@ -15,13 +15,23 @@ from test_cli import Run, run  # noqa: F401
 from tightfit import Job, ladder
 from tightfit.cli import worker
 from tightfit.comparison import runner as climbing
-from tightfit.comparison.comparison import Climb, Foretold, Ladder, Row, find_rungs, grown_from, load_ladder, shrunk
+from tightfit.comparison.comparison import (
+    Climb,
+    Foretold,
+    Ladder,
+    Row,
+    find_rungs,
+    grown_from,
+    kinds_of,
+    load_ladder,
+    shrunk,
+)
 from tightfit.errors import BadInput, OutputError, TightfitError
 from tightfit.processes import WorkerResult as Answer
 from tightfit.processes import ask
 from tightfit.report.charts import ladder_picture
+from tightfit.report.comparison import ladder_as_html, ladder_as_markdown, write_ladder
 from tightfit.report.i18n import LANGUAGES, Words
-from tightfit.report.terminal import kinds_of, ladder_as_html, ladder_as_markdown, write_ladder
 from tightfit.timing import calibrate as measured
 
 Asked = list[dict[str, Any]]

@@ -10,9 +10,9 @@ import yaml
 from plans import budget, planner_of
 
 from tightfit import Job
-from tightfit.cli.options import Asked, note_in, planned_in
+from tightfit.cli.planning import Asked, note_in, planned_in
+from tightfit.device import CARDS
 from tightfit.errors import BadInput
-from tightfit.gpus import CARDS
 from tightfit.job import read_job_file
 from tightfit.planning.constraints import Wishes
 from tightfit.planning.plan import Plan

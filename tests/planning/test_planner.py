@@ -11,9 +11,8 @@ import pytest
 from parts import CPU
 from plans import budget, planner_of
 
-from tightfit.device import Device
+from tightfit.device import CARDS, Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
-from tightfit.gpus import CARDS
 from tightfit.job import Job
 from tightfit.planning import plan
 from tightfit.planning.candidates import candidates, different, last_resorts

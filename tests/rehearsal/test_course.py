@@ -10,8 +10,7 @@ from heads import small_config
 from test_depth import company
 from test_stage import LABELS, TOKENIZER, job_of
 
-from tightfit.device import Device
-from tightfit.gpus import CARDS
+from tightfit.device import CARDS, Device
 from tightfit.simulation.profile import Course
 from tightfit.simulation.simulation import Company, Rehearsal
 from tightfit.simulation.tracer import any_layer

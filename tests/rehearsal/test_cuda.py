@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertLMHeadMo
 
 from tightfit import Job
 from tightfit.data.rows import Labels
-from tightfit.gpus import CARDS
+from tightfit.device import CARDS
 from tightfit.simulation.estimate import Bill
 from tightfit.simulation.kernels import kernels_of, scratch_on
 from tightfit.simulation.own_loop import rehearse_loop

@@ -12,8 +12,7 @@ from parts import CPU
 
 from tightfit import Job
 from tightfit.data.rows import Labels
-from tightfit.device import Device
-from tightfit.gpus import find_card
+from tightfit.device import Device, find_card
 from tightfit.simulation.estimate import moments_of
 from tightfit.simulation.scaling import fixed_sizes
 from tightfit.simulation.simulate import Extents, Performance

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from tightfit import Job
 from tightfit.data.rows import Labels
-from tightfit.gpus import CARDS
+from tightfit.device import CARDS
 from tightfit.report.terminal import show_bill
 from tightfit.simulation.estimate import Bill
 from tightfit.simulation.simulation import Company, Rehearsal

@@ -10,8 +10,7 @@ from heads import small_config
 from parts import skip_unless_installed
 from test_stage import LABELS, TOKENIZER, job_of
 
-from tightfit.device import Device
-from tightfit.gpus import CARDS
+from tightfit.device import CARDS, Device
 from tightfit.processes import cores
 from tightfit.simulation import simulation as ahead
 from tightfit.simulation.simulation import Company, Rehearsal, _halves, play_ahead

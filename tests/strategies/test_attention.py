@@ -10,8 +10,8 @@ import torch
 from heads import CONFIGS, DROPOUT, build, gradients, make_batch
 from parts import ROWS, parts_of
 
+from tightfit.device import find_card
 from tightfit.errors import RecipeError
-from tightfit.gpus import find_card
 from tightfit.strategies.tiled_attention import Attention
 
 OWN_ATTENTION = ("DebertaV2", "DebertaV3", "MPNet", "T5")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tightfit.cli.options import planned_in
+from tightfit.cli.planning import planned_in
 from tightfit.data.rows import find_labels, load_rows
 from tightfit.data.split import split_rows
 from tightfit.errors import TightfitError

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tightfit.cli.options import job_from, setting, with_job_settings
-from tightfit.cli.startup import leave_at_once, what_can_be_mended_is_said
+from tightfit.cli.startup import leave_at_once, slim_process, what_can_be_mended_is_said
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
-from tightfit.optional_imports import leave_out_the_unused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +79,7 @@ def plan(
     """Pick the fastest recipe that fits the memory you have, and say why."""
     job, words = _job_and_recipe(file, settings, use, "plan")
     with _begun_early(job):
-        from tightfit.cli.options import Asked, run_plan
+        from tightfit.cli.planning import Asked, run_plan
 
         asked = Asked(budget, device, use, avoid, allow).over(file, words, cards=True)
         answer = run_plan(job, asked, out=out, export=export, quiet=as_json)
@@ -115,8 +114,8 @@ def train(
     """Train a model on a data file and write it to a run folder, inside a memory budget if there is one."""
     job, words = _job_and_recipe(file or _job_of_earlier_run(out, resume), settings, use, "train")
 
-    from tightfit.cli.options import Asked, planned_in
-    from tightfit.training.run import train as run_training
+    from tightfit.api import train as run_training
+    from tightfit.cli.planning import Asked, planned_in
 
     said = Asked(budget, device, use, avoid, allow)
     asked, planned = said.over(file, words), None if said.has_wishes else planned_in(file, job, words)
@@ -140,9 +139,9 @@ def rehearse(
     """Say what memory a training would take, by moment and kind, without weights and before the first step."""
     job, words = _job_and_recipe(file, settings, use, "rehearse")
     with _begun_early(job):
+        from tightfit.api import rehearse as run_rehearsal
         from tightfit.report.progress import Screen
         from tightfit.report.terminal import show_bill
-        from tightfit.simulation import rehearse as run_rehearsal
 
         with Screen(quiet=as_json).status("Rehearsing"):
             bill = run_rehearsal(job, words, device, probe=probe)
@@ -173,9 +172,9 @@ def ladder(
     """Measure recipes side by side on this machine: memory, time, and what each does to the result."""
     job, _ = _job_and_recipe(file, settings, None, "ladder")
 
-    from tightfit.comparison import ladder as run_ladder
+    from tightfit.api import ladder as run_ladder
+    from tightfit.report.comparison import show_ladder, write_ladder
     from tightfit.report.i18n import Words
-    from tightfit.report.terminal import show_ladder, write_ladder
 
     Words.of(lang)  # a language that is not there is said before hours of work
     how: dict[str, Any] = {"steps": steps, "full": full, "seeds": seeds, "budget": budget}
@@ -302,8 +301,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"), as_json: AsJson = False
 ) -> None:
     """Train on hotel reviews that come with tightfit: offline, in about a minute."""
+    from tightfit.api import train as run_training
     from tightfit.demo import demo_job, free_folder
-    from tightfit.training.run import train as run_training
 
     job, folder = demo_job(), free_folder(out)
     run = run_training(job, ["slice:size=8"], out=folder, device="cpu", quiet=as_json)
@@ -382,7 +381,7 @@ def _show_run(run: Any, as_json: bool) -> None:
 
 def process() -> None:
     """Run the command line in a process that has nothing else to do."""
-    leave_out_the_unused()
+    slim_process()
     try:
         main()
     finally:

@@ -20,8 +20,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from tightfit.compat import run_exit_functions, wrap_check
-from tightfit.engine.oom import is_out_of_memory
-from tightfit.errors import TightfitError
+from tightfit.errors import TightfitError, is_out_of_memory
+from tightfit.optional_imports import leave_out_the_unused
 
 _TORCH = "torch"
 
@@ -187,3 +187,9 @@ def what_can_be_mended_is_said(when_stopped: str = "stopped.") -> Iterator[None]
 def _leave(sentence: str, code: int) -> None:
     sys.stderr.write(f"tightfit: {sentence}\n")
     raise SystemExit(code) from None
+
+
+def slim_process() -> None:
+    """Import only what a training uses, in a process of our own. To be called before anything is imported."""
+    leave_out_the_unused()
+    leave_out_the_compiler()

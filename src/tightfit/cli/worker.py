@@ -10,14 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tightfit.cli.startup import what_can_be_mended_is_said
+from tightfit.cli.startup import slim_process, what_can_be_mended_is_said
 from tightfit.job import Job
-from tightfit.optional_imports import leave_out_the_unused
 
 
 def main() -> None:
     """Do what is asked."""
-    leave_out_the_unused()
+    slim_process()
     task: dict[str, Any] = json.load(sys.stdin)
     job = Job(**task.pop("job"))
     with what_can_be_mended_is_said():
@@ -58,7 +57,7 @@ def _forecast(planner: Any, recipe: Any) -> dict[str, Any]:
 
 def measure(job: Job, words: list[str], device: str | None, folder: str, *, full: bool) -> dict[str, Any]:
     """Train, and keep the figures only."""
-    from tightfit.training.run import train
+    from tightfit.api import train
 
     run = train(job, words, out=Path(folder), device=device, quiet=True, only_measure=not full)
     ran_once = "features" in run.measured.moments

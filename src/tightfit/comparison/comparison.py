@@ -12,12 +12,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightfit.device import find_device
+from tightfit.display import Display
 from tightfit.errors import BadInput, suggest
 from tightfit.files import write_whole
 from tightfit.job import Job
 from tightfit.strategies.recipe import Recipe
 
 FILE = "ladder.json"
+KINDS = ("process", "weights", "gradients", "optimizer state", "activations", "temporary")
+"""What is told apart in tables and pictures."""
 
 
 class _Value(BaseModel):
@@ -107,7 +110,7 @@ class Row(_Value):
         return [climb.metrics[f"eval_{metric}"] for climb in self.climbs if f"eval_{metric}" in climb.metrics]
 
 
-class Ladder(_Value):
+class Ladder(Display, _Value):
     """Recipes measured side by side."""
 
     job: Job
@@ -130,15 +133,13 @@ class Ladder(_Value):
         """The ladder for scripts."""
         return self.model_dump(mode="json")
 
-    def __str__(self) -> str:
-        from tightfit.report.terminal import ladder_as_text
 
-        return ladder_as_text(self)
-
-    def _repr_html_(self) -> str:
-        from tightfit.report.terminal import ladder_as_html
-
-        return ladder_as_html(self)
+def kinds_of(row: Row) -> dict[str, int]:
+    """What was foretold at the peak, the process first; small kinds together."""
+    kinds = dict(row.foretold.kinds) if row.foretold else {}
+    shown = {kind: kinds.pop(kind, 0) for kind in KINDS}
+    shown["temporary"] += sum(kinds.values())
+    return shown
 
 
 def load_ladder(file: Path) -> Ladder:

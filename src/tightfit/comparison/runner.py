@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tightfit.comparison.comparison import FILE, Climb, Foretold, Ladder, Row, load_ladder
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, OutputError, RunFailed
 from tightfit.job import Job
 from tightfit.processes import ask
-from tightfit.report.progress import Climbing, Screen
 from tightfit.runs.record import versions
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, parse_bytes
 
 _TRAINING = "training"
+_WORKER = "tightfit.cli.worker"
+
+
+class Progress(Protocol):
+    """Hears which rung is on."""
+
+    def begin(self, row: Row) -> None: ...
+
+    def glance(self, seconds: float) -> None: ...
+
+    def end(self, row: Row) -> None: ...
+
+
+class Listener(Protocol):
+    """Where a ladder reports what happens: the console, as a rule."""
+
+    def status(self, what: str) -> AbstractContextManager[None]: ...
+
+    def comparison(self, ladder: Ladder, recipes: list[Recipe], seeds: int) -> AbstractContextManager[Progress]: ...
 
 
 def climb(
@@ -29,16 +48,16 @@ def climb(
     budget: str | None,
     device: str | None,
     out: Path,
-    quiet: bool,
+    screen: Listener,
 ) -> Ladder:
     """Measure what is not measured yet; seeds take turns, so that all rungs meet the machine in the same moods."""
     _refuse_counts(steps, seeds)
-    screen, where = Screen(quiet=quiet), find_device(device)
+    where = find_device(device)
     ladder = _ladder(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
     _foretell(ladder, recipes, device, screen)
     out.mkdir(parents=True, exist_ok=True)  # only now: what is wrong with the data is known
     ladder.save(out)
-    with Climbing(screen.console, ladder, recipes, seeds) as progress:
+    with screen.comparison(ladder, recipes, seeds) as progress:
         for seed in range(job.seed, job.seed + seeds):
             for recipe in recipes:
                 _climb(ladder, recipe, seed, device, out, progress)
@@ -73,14 +92,14 @@ def _refuse_other_ladder(out: Path, before: Ladder, now: Ladder) -> None:
             raise BadInput(f"'{out}' holds a ladder with another {name}: give another --out, or the same {name}.")
 
 
-def _foretell(ladder: Ladder, recipes: list[Recipe], device: str | None, screen: Screen) -> None:
+def _foretell(ladder: Ladder, recipes: list[Recipe], device: str | None, screen: Listener) -> None:
     """In one process for all: they share what is played."""
     rows = [row for recipe in recipes if (row := ladder.row(recipe)) and row.foretold is None]
     if not rows:
         return
     task = {"job": ladder.job.model_dump(), "recipes": [row.recipe for row in rows], "device": device}
     with screen.status(f"Rehearsing {len(rows)} rungs"):
-        answer = ask(task)
+        answer = ask(_WORKER, task)
     if answer.found is None:
         raise (BadInput if answer.exit_code == BadInput.exit_code else RunFailed)(answer.sentence)
     for row, said in zip(rows, answer.found, strict=True):
@@ -88,7 +107,7 @@ def _foretell(ladder: Ladder, recipes: list[Recipe], device: str | None, screen:
         row.failed = said.get("failed")
 
 
-def _climb(ladder: Ladder, recipe: Recipe, seed: int, device: str | None, out: Path, progress: Climbing) -> None:
+def _climb(ladder: Ladder, recipe: Recipe, seed: int, device: str | None, out: Path, progress: Progress) -> None:
     row = ladder.row(recipe)
     assert row is not None
     if any(climb.seed == seed for climb in row.climbs):
@@ -118,7 +137,7 @@ def _measure(
     job = ladder.job.model_copy(update=changes)
     task = {"job": job.model_dump(), "words": row.recipe, "device": device, "folder": str(folder)}
     try:
-        answer = ask(task | {"full": ladder.steps is None}, glance)
+        answer = ask(_WORKER, task | {"full": ladder.steps is None}, glance)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     row.failed = answer.sentence or None

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from tightfit.compat import fingerprint_of
 from tightfit.data.readers import Row, Table, detect_encoding, is_table, table_endings
-from tightfit.errors import DataError, suggest
+from tightfit.errors import DataError, reason_of, suggest
+from tightfit.files import digest_of
 from tightfit.optional_imports import ARROW, let_in
 
 _TRAIN = ("train", "training")
@@ -105,14 +106,9 @@ def _file(path: Path, header: bool) -> Source:
 
 
 def _source(name: str, paths: list[Path], header: bool) -> Source:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
     encodings = {path: detect_encoding(path) for path in paths if path.suffix.lower() != ".parquet"}
     notes = tuple(f"{path}: read as {encoding}" for path, encoding in encodings.items() if encoding in _SAID_ALOUD)
-    return Source(name, tuple(Table(path, header) for path in paths), digest.hexdigest(), notes)
+    return Source(name, tuple(Table(path, header) for path in paths), digest_of(paths), notes)
 
 
 def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
@@ -160,7 +156,7 @@ def _hub(name: str) -> tuple[Source, Source | None]:
     except DataError:
         raise
     except Exception as error:  # the hub client raises dozens of kinds, none of them of use to the user
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = reason_of(error).rstrip(".")
         raise DataError(
             f"'{name}' is neither a file here nor a data set that the hub gives out ({reason}): "
             "check the path or the name."

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Engine: what simulation and training share."""

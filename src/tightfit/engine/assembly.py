@@ -53,7 +53,7 @@ def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
     """The recipe's optimizer over what trains, and where it steps."""
     optimizer = parts.optimizer(parameter_groups(parts), parts.learning_rate)
     if parts.step_in_backward:
-        step_in_backward(parts, optimizer)
+        step_in_backward(optimizer, parts.max_grad_norm)
     return optimizer
 
 

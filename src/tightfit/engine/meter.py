@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tightfit.device import Device
+from tightfit.system import status
 
 BETWEEN = "between"
 
@@ -98,18 +99,11 @@ def _gauge(device: Device) -> Gauge:
 def resident_bytes() -> int:
     """Resident memory of this process now. A meter that is running goes on: its high-water mark is not reset."""
     try:
-        return _from_status("VmRSS")
+        return status("VmRSS")
     except OSError:
         import psutil
 
         return int(psutil.Process().memory_info().rss)
-
-
-def _from_status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
 
 
 class ResidentGauge:
@@ -123,10 +117,10 @@ class ResidentGauge:
         self.take_peak()
 
     def now(self) -> int:
-        return _from_status("VmRSS")
+        return status("VmRSS")
 
     def take_peak(self) -> int:
-        peak = _from_status("VmHWM")
+        peak = status("VmHWM")
         self._reset.write_text("5")  # 5 sets the high-water mark to what is resident now
         return peak
 

@@ -1,4 +1,4 @@
-"""Out of memory: which errors mean it, and how to get the memory back that a failed attempt still holds."""
+"""Out of memory: how to get back the memory that a failed attempt still holds."""
 
 from __future__ import annotations
 
@@ -9,35 +9,15 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tightfit.errors import OutOfMemory, RunFailed, Stopped
+from tightfit.errors import OutOfMemory, RunFailed, Stopped, is_out_of_memory, reason_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_TEXTS = (
-    "out of memory",  # CUDA error: out of memory; MPS backend out of memory; CUDA out of memory. Tried to …
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",  # Windows
-    "could not create a memory object",  # oneDNN
-)
 _NO_ROOM = (
     "There is not enough memory, and not for a step that could be made smaller ({reason}): close other programs, or "
     "use a smaller model."
 )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, whoever says it."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
-
-
-def reason_of(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def forget(error: BaseException) -> None:

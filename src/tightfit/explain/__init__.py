@@ -46,7 +46,7 @@ def explain(message: str = "", settings: Settings | None = None, device: str | N
 
 def _device(word: str | None, overflow: Overflow | None) -> Device:
     """The card named, or one as large as the message's."""
-    from tightfit.gpus import CARDS
+    from tightfit.device import CARDS
 
     if word is not None or overflow is None or not overflow.capacity:
         return find_device_or_card(word)

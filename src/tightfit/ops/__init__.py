@@ -1,1 +1,1 @@
-"""TODO."""
+"""Ops: torch code that strategies put into a model."""

@@ -7,14 +7,12 @@ from functools import partial
 
 import torch
 
-from tightfit.strategies.parts import Parts
-
 _SQUARES = "squares_of_norms"
 
 
-def step_in_backward(parts: Parts, optimizer: torch.optim.Optimizer) -> None:
+def step_in_backward(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
     """From now on every gradient is used up when it arrives, as long as the optimizer is there."""
-    limit, known = parts.max_grad_norm, weakref.ref(optimizer)  # what a hook holds would live as long as the parameter
+    limit, known = max_grad_norm, weakref.ref(optimizer)  # what a hook holds would live as long as the parameter
 
     def step(number: int, parameter: torch.Tensor) -> None:
         optimizer = known()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -13,7 +13,6 @@ from tightfit.data.sources import find_sources
 from tightfit.device import Budget
 from tightfit.errors import DoesNotFit
 from tightfit.job import Job
-from tightfit.planning import plan
 from tightfit.planning.plan import Plan
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Strategy
@@ -82,7 +81,13 @@ def _numbered(job: Job) -> bool:
 
 
 def plan_for_export(
-    job: Job, budget: Budget, *, use: Sequence[str] = (), avoid: Sequence[str] = (), allow: str = "close"
+    plan: Callable[..., Plan],
+    job: Job,
+    budget: Budget,
+    *,
+    use: Sequence[str] = (),
+    avoid: Sequence[str] = (),
+    allow: str = "close",
 ) -> Plan:
     """The best plan that a plain script can carry out; the best there is where none of those fits."""
     pinned = {word.partition(":")[0] for word in use}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightfit.device import Budget, Device
+from tightfit.display import Display
 from tightfit.job import Job
 from tightfit.planning.constraints import Wishes
 from tightfit.simulation.estimate import Bill
@@ -94,7 +95,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Display):
     """What to do with a budget. Where nothing fits it holds what comes closest, and the ways out."""
 
     job: Job
@@ -119,6 +120,12 @@ class Plan:
     def fits(self) -> bool:
         """Whether the chosen recipe keeps to the budget, the margin included."""
         return self.chosen.keeps_to(self.budget)
+
+    @property
+    def shortfall(self) -> str:
+        """By how much nothing fits, and the first way out."""
+        way_out = f": {self.ways_out[0]}" if self.ways_out else ""
+        return f"No recipe fits {self.budget}; the closest takes {format_bytes(self.chosen.at_most)}{way_out}."
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -146,16 +153,6 @@ class Plan:
             "advice": list(self.advice),
             "ways_out": list(self.ways_out),
         }
-
-    def __str__(self) -> str:
-        from tightfit.report.terminal import plan_as_text
-
-        return plan_as_text(self)
-
-    def _repr_html_(self) -> str:
-        from tightfit.report.terminal import plan_as_html
-
-        return plan_as_html(self)
 
 
 # Reasons: why each strategy is in the plan, and why others are not.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightfit.errors import BadInput, shown, suggest
-from tightfit.files import write_whole
+from tightfit.files import digest_of, write_whole
 from tightfit.job import Job, job_values, line_of
 from tightfit.planning.plan import Plan
 from tightfit.units import format_bytes
 
 VERSION = 2
-_CHUNK = 1 << 20
 _HEAD = "# Made by `tightfit plan`. `tightfit train {name}` runs it, after checking that it still fits.\n"
 
 
@@ -93,12 +91,7 @@ def changes(note: PlanNote, job: Job) -> list[str]:
 def _fingerprint(path: Path) -> str:
     """Of a file's bytes, or of all files' in a folder."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:
-            while chunk := content.read(_CHUNK):
-                digest.update(chunk)
-    return f"{digest.hexdigest()[:16]} ({format_bytes(sum(file.stat().st_size for file in files))})"
+    return f"{digest_of(files)[:16]} ({format_bytes(sum(file.stat().st_size for file in files))})"
 
 
 def _sentence(path: Path, error: ValidationError) -> str:

@@ -151,7 +151,8 @@ class Planner:
         if fitting:
             return self._plan(budget, fitting[0], [*fitting[1:], *self._smaller(drafts, fitting, budget)], wishes)
         closest = self._closest(drafts)
-        raise DoesNotFit(self._plan(budget, closest, [], wishes, tuple(ways_out(self, closest, budget, wishes))))
+        plan = self._plan(budget, closest, [], wishes, tuple(ways_out(self, closest, budget, wishes)))
+        raise DoesNotFit(plan.shortfall, plan)
 
     def if_allowed(self, result: Result, budget: Budget, wishes: Wishes) -> Option | None:
         """What would fit, and does so to the result, where that is more than the wishes allow."""

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from tightfit.comparison.comparison import Ladder, Row
+from tightfit.comparison.comparison import Ladder, Row, kinds_of
 from tightfit.report.i18n import Words
-from tightfit.report.terminal import kind_word, kinds_of
 from tightfit.strategies.base import Kind
 from tightfit.units import format_bytes, format_seconds
 
@@ -40,6 +39,8 @@ KIND_COLOURS: dict[Kind, str] = {
 }
 OVERHEAD = "#888888"
 """The process itself, or what a card keeps for itself: there without any tensor."""
+COLOURS = {"process": OVERHEAD, **{kind.value: colour for kind, colour in KIND_COLOURS.items()}}
+"""The same by name."""
 MEASURED = "#000000"
 PREDICTED = "#4477aa"
 BUDGET = "#ee6677"
@@ -339,7 +340,6 @@ def _moments(axes: Axes, stretches: Sequence[Stretch], points: int, name: Callab
 # The ladder: what each rung holds at its peak, by kind, beside the time of its steps.
 
 
-_COLOURS = {"process": OVERHEAD, **{kind.value: colour for kind, colour in KIND_COLOURS.items()}}
 _GIB = 2**30
 _BAR = 0.42  # the rest of a rung's height is its name
 
@@ -384,7 +384,7 @@ def _stack(axes: Axes, ladder: Ladder, words: Words) -> None:
     for kind in ("process", *(kind.value for kind in Kind)):
         sizes = [kinds_of(row).get(kind, 0) / _GIB for row in ladder.rows]
         if any(sizes):
-            axes.barh(places, sizes, _BAR, left=left, color=_COLOURS[kind], label=kind_word(kind, words), linewidth=0)
+            axes.barh(places, sizes, _BAR, left=left, color=COLOURS[kind], label=words.kind(kind), linewidth=0)
             left = [start + size for start, size in zip(left, sizes, strict=True)]
 
 

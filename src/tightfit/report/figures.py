@@ -77,7 +77,7 @@ def _seen(kinds: Mapping[str, Sequence[int]]) -> list[str]:
 
 def kind_keys(kinds: Sequence[str], bill: Mapping[str, Any], say: Words) -> list[Key]:
     """Colours of the kinds that are there, in the order of the list."""
-    own = say.kind("overhead" if "CPU" in bill["device"] else "context")
+    own = say.kind("process" if "CPU" in bill["device"] else "context")
     there = [kind for kind in Kind if kind.value in kinds]
     return [Key(OVERHEAD, own), *(Key(KIND_COLOURS[kind], say.kind(kind.value)) for kind in there)]
 

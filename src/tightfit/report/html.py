@@ -12,27 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import write_whole
-from tightfit.report import (
-    figures,
-)
-from tightfit.report import (
-    sections as cost,
-)
-from tightfit.report import (
-    sections as facts,
-)
-from tightfit.report import (
-    sections as opening,
-)
-from tightfit.report import (
-    sections as quality,
-)
-from tightfit.report import (
-    sections as why,
-)
-from tightfit.report import (
-    suggestions as next_step,
-)
+from tightfit.report import figures, sections, suggestions
 from tightfit.report.figures import memory_picture
 from tightfit.report.i18n import Words
 from tightfit.runs.folder import Account, read_account
@@ -180,22 +160,22 @@ def run_view(account: Account, say: Words) -> dict[str, Any]:
     """Everything that the template shows of a run."""
     return {
         "account": account,
-        "lead": opening.lead(account, say),
-        "tiles": opening.tiles(account, say),
-        "unfinished": opening.unfinished(account, say),
-        "resumed": opening.resumed(account, say),
-        "trained": facts.trained(account, say),
+        "lead": sections.lead(account, say),
+        "tiles": sections.tiles(account, say),
+        "unfinished": sections.unfinished(account, say),
+        "resumed": sections.resumed(account, say),
+        "trained": sections.trained(account, say),
         "lengths": _lengths(account, say),
-        "how": facts.how(account, say),
-        "strategies": facts.strategies(account, say),
+        "how": sections.how(account, say),
+        "strategies": sections.strategies(account, say),
         "again": account.again(f"{account.folder}-again"),
-        "why": why.opening(account, say),
-        "reasons": why.reasons(account, say),
-        "options": why.options(account, say),
-        "refused": why.refused(account),
+        "why": sections.opening(account, say),
+        "reasons": sections.reasons(account, say),
+        "options": sections.options(account, say),
+        "refused": sections.refused(account),
         **_cost(account, say),
         **_quality(account, say),
-        "next": next_step.next_steps(account, say),
+        "next": suggestions.next_steps(account, say),
         "notes": account.notes,
         "versions": account.versions,
     }
@@ -203,32 +183,32 @@ def run_view(account: Account, say: Words) -> dict[str, Any]:
 
 def _lengths(account: Account, say: Words) -> figures.Picture | None:
     texts = account.beginning.texts if account.beginning else None
-    return figures.lengths_picture(account, say, " ".join(facts.about_texts(texts, say))) if texts else None
+    return figures.lengths_picture(account, say, " ".join(sections.about_texts(texts, say))) if texts else None
 
 
 def _cost(account: Account, say: Words) -> dict[str, Any]:
-    measured, bill = cost.measured_moments(account), account.bill
+    measured, bill = sections.measured_moments(account), account.bill
     budget = account.beginning.budget_bytes if account.beginning else None
     caption = say("by_kind" if measured else "by_kind_only")
     return {
-        "moments": cost.moments(account, say),
-        "about_peak": cost.about_peak(account, say),
+        "moments": sections.moments(account, say),
+        "about_peak": sections.about_peak(account, say),
         "by_kind": figures.memory_picture(bill, measured, say, caption, budget) if bill else None,
         "timeline": figures.timeline_picture(account, say),
-        "largest": cost.largest(account, say),
+        "largest": sections.largest(account, say),
         "largest_about": say("largest_about", moment=say.moment(bill["moment"])) if bill else "",
-        "times": cost.times(account, say),
+        "times": sections.times(account, say),
     }
 
 
 def _quality(account: Account, say: Words) -> dict[str, Any]:
-    headings, rows = quality.table(account)
+    headings, rows = sections.table(account)
     return {
         "score_headings": headings,
         "score_rows": rows,
-        "kept": quality.kept(account, say),
+        "kept": sections.kept(account, say),
         "loss": figures.loss_picture(account, say),
-        "scores": figures.scores_picture(account, say, quality.names(account)),
+        "scores": figures.scores_picture(account, say, sections.names(account)),
     }
 
 

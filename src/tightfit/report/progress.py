@@ -6,10 +6,10 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -17,10 +17,6 @@ from tightfit.comparison.comparison import Ladder, Row
 from tightfit.engine.meter import Meter
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    pass
-
 
 _LINES = 10  # how often a log file hears of a run
 
@@ -130,6 +126,10 @@ class Screen:
         finally:
             progress.bar.stop()
 
+    def comparison(self, ladder: Ladder, recipes: list[Recipe], seeds: int) -> Climbing:
+        """The progress bar of a ladder."""
+        return Climbing(self.console, ladder, recipes, seeds)
+
 
 def _silence_libraries() -> None:
     """The libraries' own progress bars and reports would tear ours apart."""
@@ -157,7 +157,7 @@ class Climbing:
         self.console, self.ladder = console, ladder
         rows = [row for recipe in recipes if (row := ladder.row(recipe))]
         due = [row for row in rows for _ in range(seeds - len(row.climbs))]
-        self.bar = Progress(
+        self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TimeRemainingColumn(),

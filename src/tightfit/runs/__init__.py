@@ -1,1 +1,1 @@
-"""TODO."""
+"""Runs: what a run folder holds."""

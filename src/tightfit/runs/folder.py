@@ -19,9 +19,9 @@ from tightfit.runs.header import Beginning, load_beginning
 from tightfit.runs.record import FILE, Data, Run, load_run
 from tightfit.strategies.base import Result
 from tightfit.strategies.recipe import Recipe
-from tightfit.training.checkpoints import newest_checkpoint, step_of
 
 JOB_FILE = "job.yaml"
+ABOUT = "tightfit.json"  # in a checkpoint: the list of files, and what transformers has no place for
 _MAY_CHANGE = ("epochs", "max_steps")
 
 
@@ -103,12 +103,26 @@ def _bound(recipe: Recipe) -> list[str]:
     return [s.word for s in recipe.strategies if s.result is not Result.SAME or s.chooses == "optimizer"]
 
 
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The last checkpoint that was written."""
+    return max(checkpoints_in(folder), key=step_of, default=None)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Every checkpoint that was written to its end."""
+    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if step_of(path.parent) >= 0]
+
+
+def step_of(checkpoint: Path) -> int:
+    """After how many steps it was written; -1 if that is no checkpoint's name."""
+    number = checkpoint.name.partition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
 # Account: all that a run folder tells, whether the run came to its end or not.
 
 
 History = list[dict[str, float | None]]
-_JOB = "job.yaml"
-_FIRST_MEASURED = {"peak_bytes": 0, "moments": {}, "seconds": 0.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +245,7 @@ class Account:
 
     def again(self, out: str, *options: str) -> str:
         """The command that runs it again elsewhere, with other options."""
-        words = ["tightfit", "train", str(self.folder / _JOB), "--out", out, *options]
+        words = ["tightfit", "train", str(self.folder / JOB_FILE), "--out", out, *options]
         return shlex.join(words)
 
     @property
@@ -246,10 +260,10 @@ def read_account(folder: Path) -> Account:
     """Read a run folder; BadInput where it is none."""
     if not folder.is_dir():
         raise BadInput(f"There is no run folder '{folder}': give the folder that train wrote to.")
-    run, checkpoint = _run(folder), newest_checkpoint(folder)
-    if run is None and not (folder / _JOB).is_file():
+    run, checkpoint = load_run(folder) if (folder / FILE).is_file() else None, newest_checkpoint(folder)
+    if run is None and not (folder / JOB_FILE).is_file():
         raise BadInput(
-            f"'{folder}' is not a run (it has neither {FILE} nor {_JOB}): give the folder that train wrote to."
+            f"'{folder}' is not a run (it has neither {FILE} nor {JOB_FILE}): give the folder that train wrote to."
         )
     state = _state(checkpoint) if checkpoint and run is None else {}
     job, recipe = (run.job, run.recipe) if run else _job(folder)
@@ -267,33 +281,8 @@ def read_account(folder: Path) -> Account:
     )
 
 
-def _run(folder: Path) -> Run | None:
-    """Its record; one of an earlier tightfit lacks some of today's keys."""
-    if not (folder / FILE).is_file():
-        return None
-    try:
-        content = json.loads((folder / FILE).read_text("utf-8"))
-        job = content["job"]
-        early: dict[str, Any] = dict.fromkeys(("parameters", "trainable_parameters", "steps"), 0)
-        early |= {
-            "recipe": [],
-            "result": "same",
-            "device": "",
-            "history": [],
-            "notes": [],
-            "versions": {},
-            "metrics": {},
-        }
-        early |= {"max_length": job.get("max_length", 128), "predicted": {}, "measured": {}}
-        content = {**early, **content, "folder": str(folder)}
-        content["measured"] = {**_FIRST_MEASURED, **content["measured"]}
-        return Run(**content)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError):
-        raise BadInput(f"{folder / FILE} is damaged or of another version of tightfit: train again.") from None
-
-
 def _job(folder: Path) -> tuple[Job, list[str]]:
-    values, recipe = read_job_file(folder / _JOB)
+    values, recipe = read_job_file(folder / JOB_FILE)
     return Job(**values), recipe
 
 

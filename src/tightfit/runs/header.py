@@ -6,19 +6,13 @@ The forecast by moment and kind, one step as it goes, how long the texts are, th
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from tightfit.files import write_whole
-from tightfit.runs.record import Data, versions
-
-if TYPE_CHECKING:
-    from tightfit.simulation.profile import Course
-    from tightfit.training.setup import Prepared
-
+from tightfit.runs.record import Data
 
 FILE = "beginning.json"
 
@@ -134,18 +128,6 @@ def load_beginning(folder: Path) -> Beginning | None:
         return None
 
 
-def write_beginning(folder: Path, prepared: Prepared, from_step: int, budget: int | None) -> None:
-    """Before the first step, or when a run goes on: what was planned the first time stays."""
-    before = load_beginning(folder)
-    now = beginning_of(prepared, budget)
-    attempt = Attempt(began=_now(), from_step=from_step, recipe=prepared.recipe.words)
-    attempts = [*(before.attempts if before else []), attempt]
-    kept: dict[str, Any] = {"attempts": attempts}
-    if before and before.recipe == now.recipe and now.plan is None:
-        kept |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
-    now.model_copy(update=kept).save(folder)
-
-
 def note_end(folder: Path, reason: str) -> None:
     """The last attempt did not come to its end."""
     known = load_beginning(folder)
@@ -153,50 +135,3 @@ def note_end(folder: Path, reason: str) -> None:
         return
     last = known.attempts[-1].model_copy(update={"ended": reason})
     known.model_copy(update={"attempts": [*known.attempts[:-1], last]}).save(folder)
-
-
-def beginning_of(prepared: Prepared, budget: int | None) -> Beginning:
-    """From what was read, built and rehearsed."""
-    parts, course, kept = prepared.parts, prepared.course, prepared.kept
-    return Beginning(
-        recipe=prepared.recipe.words,
-        result=prepared.recipe.result.value,
-        device=parts.device.title,
-        max_length=parts.max_length,
-        steps=prepared.steps,
-        data=prepared.data,
-        parameters=parts.parameters,
-        trainable_parameters=parts.trainable_parameters,
-        budget_bytes=budget,
-        notes=list(prepared.notes),
-        versions=versions(),
-        bill=prepared.bill.to_json() if prepared.bill else None,
-        seconds_per_step=kept.seconds_per_step if kept else None,
-        step=_step(course, -(-parts.batch_size // parts.step_rows)) if course else None,
-        largest=_largest(course) if course else [],
-        texts=prepared.texts,
-        plan=kept.plan if kept else None,
-        smaller=prepared.smaller,
-    )
-
-
-def _step(course: Course, slices: int) -> Step:
-    kinds = {kind.value: sizes for kind, sizes in course.kinds.items()}
-    return Step(kinds=kinds, stretches=[Stretch(**vars(each)) for each in course.stretches], slices=slices)
-
-
-def _largest(course: Course) -> list[Tensors]:
-    return [
-        Tensors(
-            kind=each.kind.value,
-            owner=each.owner,
-            shape=list(each.shape) if each.shape is not None else None,
-            bytes=each.size,
-            count=each.count,
-        )
-        for each in course.largest
-    ]
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tightfit.display import HTMLDisplay
 from tightfit.errors import BadInput
 from tightfit.files import write_whole
 from tightfit.job import Job
@@ -62,7 +63,7 @@ class Data(_Value):
     """Rows longer than the limit."""
 
 
-class Run(_Value):
+class Run(HTMLDisplay, _Value):
     """What happened: the job, the recipe, memory, time and quality."""
 
     folder: str
@@ -89,11 +90,6 @@ class Run(_Value):
     def save(self) -> None:
         """Write run.json into the run folder, whole or not at all."""
         write_whole(Path(self.folder) / FILE, self.to_json())
-
-    def _repr_html_(self) -> str:
-        from tightfit.report.html import run_as_html
-
-        return run_as_html(self)
 
     def to_json(self) -> str:
         """One JSON object, readable by eye; what is no number is null."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tightfit.device import Device
+from tightfit.display import HTMLDisplay
 from tightfit.simulation.allocator import held_on_host, held_over_time
 from tightfit.simulation.scaling import Extent, Numbers
 from tightfit.simulation.timeline import KINDS, Span, Timeline
@@ -44,7 +45,7 @@ MOMENTS = ("load", "features", "forward", "backward", "step", "evaluate", "save"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill:
+class Bill(HTMLDisplay):
     """The memory cost of a recipe. The peak is the largest moment, not a sum."""
 
     moments: dict[str, dict[Kind, int]]
@@ -88,11 +89,6 @@ class Bill:
     def fits_host(self) -> bool:
         """Whether the machine around a card has what waits there; for a card that is elsewhere that is not known."""
         return self.device.host_memory is None or self.host <= self.device.host_memory
-
-    def _repr_html_(self) -> str:
-        from tightfit.report.html import bill_as_html
-
-        return bill_as_html(self)
 
     def to_json(self) -> dict[str, Any]:
         """The bill for scripts."""

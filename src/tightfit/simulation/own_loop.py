@@ -33,7 +33,7 @@ from torch.optim import optimizer as hooks
 
 from tightfit.device import Device
 from tightfit.engine.meter import BETWEEN
-from tightfit.errors import BadInput, ModelError
+from tightfit.errors import BadInput, ModelError, reason_of
 from tightfit.simulation.estimate import Bill, moments_of
 from tightfit.simulation.kernels import scratch_on
 from tightfit.simulation.process_size import overhead_of
@@ -75,7 +75,7 @@ def _call(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:  # the user's own code, on tensors that hold no data
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        reason = reason_of(error).rstrip(".")
         raise ModelError(f"This step cannot be rehearsed: {reason}.") from error
 
 

@@ -32,8 +32,8 @@ def load_everything(loads_weights: bool) -> None:
     The second recipe meets what the first does not; a training that needs only one takes 8 MB less than is said.
     """
     import torch
+    import transformers.trainer  # noqa: F401
 
-    import tightfit.training.trainer  # noqa: F401
     from tightfit.system import give_back_freed_memory
 
     if loads_weights:  # into a model of shapes, which brings along all that torch knows of them: 34 MB

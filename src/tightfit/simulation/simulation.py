@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException, import_model_code
 from tightfit.data.rows import Labels
 from tightfit.device import Device
-from tightfit.errors import ModelError, TightfitError
+from tightfit.errors import ModelError, TightfitError, reason_of
 from tightfit.job import Job
 from tightfit.models import depth_of, load_config, period_of
 from tightfit.processes import cores, do_without_threads
@@ -124,7 +124,7 @@ def _deepened(shallow: Performance, deeper: Performance, times: int) -> Performa
 def _reason(error: Exception) -> str:
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
         return f"its code looks at the data ({error.func}), which a rehearsal has not"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return reason_of(error).rstrip(".")
 
 
 # A job on a device, ready for any number of bills: what differs only in rows and tokens is played once.
@@ -329,7 +329,8 @@ def _extents(shapes: Shapes, played: Played) -> list[tuple[int, int] | None]:
 
 @lru_cache(maxsize=4)
 def _rehearsal(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) -> Rehearsal:
-    import tightfit.training.trainer  # noqa: F401, while the data is read beside; those who play inherit it
+    import transformers.trainer  # noqa: F401, while the data is read beside; those who play inherit it
+
     from tightfit.data.dataset import glance_beside
     from tightfit.models import load_tokenizer
 

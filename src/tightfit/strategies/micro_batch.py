@@ -39,8 +39,8 @@ class Slice(Strategy):
 
 # Run the batch through the model so many tokens at a time.
 #
-# What a slice takes grows with its tokens, so slices of a fixed number of rows are as large as meant only where texts are
-# longest: those of short texts are small, there are many of them, and each reads all weights and adds up all gradients.
+# What a slice takes grows with its tokens, so slices of a fixed number of rows are as large as meant only where texts
+# are longest: those of short texts are small, there are many of them, and each reads all weights and adds up all gradients.
 # Here a slice holds as many rows as have room for their tokens, padding included: few long texts or many short ones.
 # Same gradients as `slice`, to rounding, and the same peak; fewer slices, so less time.
 

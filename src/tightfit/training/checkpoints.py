@@ -10,17 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tightfit.engine.oom import is_out_of_memory
-from tightfit.errors import OutputError, SaveFailed
-from tightfit.files import remove_whole, whole_folder
+from tightfit.errors import OutputError, SaveFailed, is_out_of_memory, reason_of
+from tightfit.files import chunks_of, remove_whole, whole_folder
+from tightfit.runs.folder import ABOUT, checkpoints_in, newest_checkpoint, step_of
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
-
-
-ABOUT = "tightfit.json"  # the list of files, and what transformers has no place for
-_CHUNK = 1 << 20
 
 
 @contextlib.contextmanager
@@ -44,7 +40,7 @@ def what_fails_is_said(target: Path) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):  # which no room on the disk would mend
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         raise _failed(target, reason) from error
 
 
@@ -74,15 +70,10 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
     return content if whole else {}
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written."""
-    return max(_checkpoints(folder), key=step_of, default=None)
-
-
 def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The last checkpoint without damage, and what there is to say about later ones."""
     notes: list[str] = []
-    for checkpoint in sorted(_checkpoints(folder), key=step_of, reverse=True):
+    for checkpoint in sorted(checkpoints_in(folder), key=step_of, reverse=True):
         damage = damage_of(checkpoint)
         if damage is None:
             return checkpoint, notes
@@ -123,22 +114,12 @@ def loading(checkpoint: str | Path | None) -> Iterator[None]:
 
 def keep_checkpoints(folder: Path, count: int, best: Path | None) -> None:
     """Remove the oldest, never the best nor the last; the beginning goes as soon as there is another."""
-    oldest_first = sorted(_checkpoints(folder), key=step_of)
+    oldest_first = sorted(checkpoints_in(folder), key=step_of)
     spare = [path for path in oldest_first[:-1] if path != best]
     too_many = max(0, len(oldest_first) - count)
     for number, path in enumerate(spare):
         if number < too_many or step_of(path) == 0:
             remove_whole(path)
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if step_of(path.parent) >= 0]
-
-
-def step_of(checkpoint: Path) -> int:
-    """After how many steps it was written; -1 if that is no checkpoint's name."""
-    number = checkpoint.name.partition("-")[2]
-    return int(number) if number.isdecimal() else -1
 
 
 def _checksum(content: dict[str, Any]) -> int:
@@ -148,9 +129,8 @@ def _checksum(content: dict[str, Any]) -> int:
 def _mark(path: Path) -> list[int]:
     """Size and checksum."""
     size = checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+    for chunk in chunks_of(path):
+        size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
     return [size, checksum]
 
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from mmap import PAGESIZE
 
-from tightfit import system as procfs
+from tightfit import system
 from tightfit.device import Device
 from tightfit.system import status
 from tightfit.units import format_bytes
@@ -90,7 +90,7 @@ class _Limit:
     def set(self) -> None:
         room = room_left(self._budget)
         _, hard = self._before
-        wanted = max(0, status("VmData") + room)
+        wanted = max(0, status("VmData", 0) + room)
         soft = wanted if hard == self._resource.RLIM_INFINITY else min(wanted, hard)
         self._resource.setrlimit(self._kind, (soft, hard))
 
@@ -102,10 +102,10 @@ class _Swap:
     """Says once that the machine has begun to swap: nothing fails then, everything only takes ten times as long."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._before, self._said = say, status("VmSwap"), False
+        self._say, self._before, self._said = say, status("VmSwap", 0), False
 
     def look(self) -> None:
-        swapped = status("VmSwap") - self._before
+        swapped = status("VmSwap", 0) - self._before
         if swapped > _MUCH_SWAP and not self._said:
             self._said = True
             self._say(f"{format_bytes(swapped)} of this run are swapped out to disk, which makes it slow: use less")
@@ -131,9 +131,9 @@ def room_left(budget: int | None = None) -> int:
 
     A budget is the whole process's resident memory, libraries included, as the meter measures it and plans promise it.
     """
-    rooms = [procfs.available() - _RESERVE, *(room - _reserve(size, budget) for size, room in procfs.container_rooms())]
+    rooms = [system.available() - _RESERVE, *(room - _reserve(size, budget) for size, room in system.container_rooms())]
     if budget is not None:
-        rooms.append(budget - status("VmRSS"))
+        rooms.append(budget - status("VmRSS", 0))
     return min(rooms)
 
 

@@ -16,8 +16,8 @@ import torch
 
 from tightfit.compat import version_of
 from tightfit.data.batches import RowLimits
-from tightfit.engine.oom import forget, free_memory, is_out_of_memory, reason_of
-from tightfit.errors import OutOfMemory
+from tightfit.engine.oom import forget, free_memory
+from tightfit.errors import OutOfMemory, is_out_of_memory, reason_of
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:

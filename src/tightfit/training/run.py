@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -30,88 +31,27 @@ from tightfit.runs.folder import (
     refuse_folder,
     refuse_other_rows,
     remove_beginning,
+    step_of,
 )
-from tightfit.runs.header import load_beginning, note_end, write_beginning
-from tightfit.runs.record import FILE, Measured, Predicted, Run, versions
+from tightfit.runs.header import load_beginning, note_end
+from tightfit.runs.record import FILE, Run
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 from tightfit.tasks import find_task
-from tightfit.training.checkpoints import newest_whole_checkpoint, step_of, what_fails_is_said
+from tightfit.training.checkpoints import newest_whole_checkpoint, what_fails_is_said
 from tightfit.training.memory_limit import guarded
 from tightfit.training.recovery import run_in_pieces
+from tightfit.training.run_record import measured_by, record_of, write_beginning
 from tightfit.training.setup import Prepared, buckets_of, prepare
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerState
+    from transformers import TrainerCallback
 
     from tightfit.data.batches import Batch
     from tightfit.ops.lora import Adapter
     from tightfit.planning.select import Keeping
-    from tightfit.report.progress import Screen
-    from tightfit.simulation.estimate import Bill
     from tightfit.training.callbacks import SaveEvery, StepClock
     from tightfit.training.trainer import Trainer
-
-
-def measured_by(meter: Meter, seconds: float, clock: StepClock) -> Measured:
-    """What the meter and the stopwatch saw."""
-    return Measured(
-        peak_bytes=meter.peak,
-        moments=dict(meter.moments),
-        seconds=round(seconds, 3),
-        seconds_per_step=clock.median,
-        epochs=[round(seconds, 3) for seconds in clock.epochs],
-        allocated_moments=dict(meter.allocated) or None,
-    )
-
-
-def record_of(
-    folder: Path,
-    prepared: Prepared,
-    state: TrainerState,
-    measured: Measured,
-    *,
-    parameters: int,
-    trainable: int,
-    learned: list[str],
-    attempts: int,
-) -> Run:
-    """Everything that is to be known of a run that is done."""
-    parts = prepared.parts
-    return Run(
-        folder=str(folder),
-        job=prepared.job,
-        recipe=prepared.recipe.words,
-        result=prepared.recipe.result.value,
-        max_length=parts.max_length,
-        device=parts.device.title,
-        data=prepared.data,
-        parameters=parameters,
-        trainable_parameters=trainable,
-        steps=state.global_step,
-        measured=measured,
-        predicted=_predicted(prepared.bill, prepared.kept.seconds_per_step if prepared.kept else None),
-        metrics=_best_metrics(state.log_history, state.best_global_step),
-        history=state.log_history,
-        notes=[*prepared.notes, *learned],
-        versions=versions(),
-        attempts=attempts,
-    )
-
-
-def _predicted(bill: Bill | None, seconds_per_step: float | None) -> Predicted:
-    if bill is None:
-        return Predicted(seconds_per_step=seconds_per_step)
-    totals = {name: bill.overhead + sum(kinds.values()) for name, kinds in bill.moments.items()}
-    return Predicted(peak_bytes=bill.peak, moments=totals, seconds_per_step=seconds_per_step)
-
-
-def _best_metrics(history: list[dict[str, float]], kept: int | None) -> dict[str, float]:
-    """The metrics of the epoch whose weights were kept, and the mean training loss."""
-    evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = next((entry for entry in evaluations if entry["step"] == kept), {"epoch": 0.0})
-    scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
-    return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}
 
 
 # Features: every row goes through the frozen trunk once, before the training; then rows are what was kept of them.
@@ -172,41 +112,37 @@ def _features(trainer: Trainer, texts: Batch) -> Batch:
 # Training: job + recipe -> Run.
 
 
-SAVE_EVERY = "30 minutes"
+class Listener(Protocol):
+    """Where a run reports what happens: the console, as a rule."""
+
+    def say(self, line: str) -> None: ...
+
+    def status(self, what: str) -> AbstractContextManager[None]: ...
+
+    def progress(self, meter: Meter) -> AbstractContextManager[Any]: ...
 
 
 @freed_after_failure
-def train(
+def run_job(
     job: Job,
-    use: str | Sequence[str] = (),
+    words: list[str],
     *,
-    out: str | Path,
-    device: str | None = None,
-    budget: str | int | None = None,
-    avoid: Sequence[str] = (),
-    allow: str = "close",
-    planned: Sequence[str] | None = None,
-    resume: bool = False,
-    report_to: Sequence[str] = (),
-    quiet: bool = False,
-    save_every: str = SAVE_EVERY,
-    preflight: bool = True,
-    only_measure: bool = False,
+    out: Path,
+    screen: Listener,
+    write_card: Callable[[Run], None],
+    device: str | None,
+    budget: str | int | None,
+    avoid: Sequence[str],
+    allow: str,
+    planned: Sequence[str] | None,
+    resume: bool,
+    report_to: Sequence[str],
+    save_every: str,
+    preflight: bool,
+    only_measure: bool,
 ) -> Run:
-    """Train a job with the strategies in `use` and write the trained model and its record to `out`.
-
-    With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, and
-    `planned` is a recipe that was found before and is taken as it is where it still fits. The run is held to the
-    budget, and if its pre-flight fails a smaller recipe is taken. A run that is resumed keeps its own recipe.
-    A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
-    epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
-    With `only_measure` the evaluation is its largest batch: enough for memory and time, and no measure of quality.
-    """
-    from tightfit.report.progress import Screen
-    from tightfit.training.callbacks import SaveEvery
-
-    screen, folder = Screen(quiet=quiet), Path(out)
-    words = [use] if isinstance(use, str) else list(use)
+    """Train a job; `tightfit.train` describes the arguments."""
+    folder = out
     job, recipe = job.with_full_paths(), Recipe.parse(words if planned is None else planned)
     every = SaveEvery.parse(save_every)
     refuse_folder(folder, resume)
@@ -223,6 +159,7 @@ def train(
     how = _How(
         folder=folder,
         screen=screen,
+        write_card=write_card,
         device=where,
         budget=limit.size if limit else None,
         every=every,
@@ -238,7 +175,7 @@ def train(
     return _run_what_flies(how, job, recipe, keeping)
 
 
-def _own_recipe(folder: Path, given: Recipe, screen: Screen, *, planned: bool) -> Recipe:
+def _own_recipe(folder: Path, given: Recipe, screen: Listener, *, planned: bool) -> Recipe:
     own = recipe_to_go_on_with(folder, given, planned=planned)
     if given.strategies and given != own:
         screen.say(f"going on with the run's own recipe: {' '.join(own.words) or 'plain'}")
@@ -257,7 +194,8 @@ class _How:
     """How a run is carried out, whatever its recipe."""
 
     folder: Path
-    screen: Screen
+    screen: Listener
+    write_card: Callable[[Run], None]
     device: Device
     budget: int | None
     """Bytes that it is held to."""
@@ -393,8 +331,6 @@ def _train(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, te
 
 def _finish(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, seconds: float) -> Run:
     """The model and the record."""
-    from tightfit.report.model_card import write_card
-
     folder, parts = how.folder, prepared.parts
     sizes = {"parameters": parts.parameters, "trainable": parts.trainable_parameters}  # with an adapter still in
     with trainer.meter.moment("save"), what_fails_is_said(folder / "model.safetensors"):
@@ -404,7 +340,7 @@ def _finish(how: _How, prepared: Prepared, trainer: Trainer, clock: StepClock, s
     attempts = max(1, len(known.attempts)) if known else 1
     run = record_of(folder, prepared, trainer.state, measured, learned=how.learned, attempts=attempts, **sizes)
     with what_fails_is_said(folder / FILE):
-        write_card(run)
+        how.write_card(run)
         run.save()
     return run
 

@@ -19,7 +19,7 @@ from tightfit.data.split import Split
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device
 from tightfit.engine.assembly import parameter_groups
-from tightfit.errors import OutputError, RecipeError
+from tightfit.errors import OutputError, RecipeError, reason_of
 from tightfit.job import Job
 from tightfit.processes import elsewhere
 from tightfit.runs.header import Texts
@@ -307,7 +307,7 @@ def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[_Fores
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
         return _Foreseen(), (f"memory could not be foretold: {reason}",)
 
 

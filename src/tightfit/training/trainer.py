@@ -19,6 +19,7 @@ from tightfit.engine.oom import free_memory
 from tightfit.engine.step import label_counts, run_slices, weighed_slices
 from tightfit.errors import LossNotFinite, OutOfMemory
 from tightfit.optimizers.in_backward import forget_norms
+from tightfit.runs.folder import newest_checkpoint
 from tightfit.strategies.parts import Parts
 from tightfit.training.checkpoints import (
     checkpoint_to_write,
@@ -26,7 +27,6 @@ from tightfit.training.checkpoints import (
     damage_of,
     keep_checkpoints,
     loading,
-    newest_checkpoint,
     newest_whole_checkpoint,
     read_about,
     write_about,

@@ -27,7 +27,7 @@ KINDS = {
     "temporary": "temporary",
     "allocator": "held by the allocator",
     "host memory": "host memory",
-    "overhead": "the process itself",
+    "process": "the process itself",
     "context": "the card's own",
 }
 RESULTS = {

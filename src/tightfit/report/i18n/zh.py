@@ -22,7 +22,7 @@ KINDS = {
     "temporary": "临时张量",
     "allocator": "分配器占着未用",
     "host memory": "主机内存",
-    "overhead": "进程自身",
+    "process": "进程自身",
     "context": "显卡自身",
 }
 RESULTS = {
