@@ -3,7 +3,7 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow torture check format docs bench clean
+.PHONY: demo test test-slow stress check format docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/tightfit demo
@@ -15,8 +15,8 @@ test-slow: $(VENV)/installed
 	$(BIN)/pytest -q -m slow
 
 # Runs killed, starved and fed rubbish: some fifteen minutes. Writes records/reliability.json and docs/reliability.md.
-torture: $(VENV)/installed
-	PYTHONPATH=tests $(BIN)/python -m torture
+stress: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m stress
 	$(BIN)/python scripts/docs.py
 
 check: $(VENV)/installed

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tightfit import load_run
-from tightfit.runs.header import load_beginning
+from tightfit.runs.header import load_header
 
 RECORD = Path(__file__).resolve().parent.parent / "records" / "demo.json"
 
@@ -26,13 +26,13 @@ def main() -> None:
 
 
 def write(folder: Path) -> None:
-    run, known = load_run(folder), load_beginning(folder)
+    run, known = load_run(folder), load_header(folder)
     assert known is not None
     record = {
         "recipe": run.recipe,
         "device": run.device,
-        "bill": known.bill,
-        "measured": run.measured.moments,
+        "phases": known.estimate,
+        "measured": run.measured.phases,
         "seconds": run.measured.seconds,
         "f1": run.metrics["eval_f1"],
         "versions": run.versions,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import shape
+
 from quality import ROOT, run, split, weights
 
 RECORD = ROOT / "records" / "frozen.json"
@@ -61,7 +62,7 @@ def summary(model: str, rows: int, recipe: str, record: dict[str, Any]) -> dict[
         "ratio": max(later) / first,
         "f1": record["metrics"]["eval_f1"] if model == SMALL else None,
         "peak_bytes": record["measured"]["peak_bytes"],
-        "foretold_bytes": record["predicted"]["peak_bytes"],
+        "predicted_bytes": record["predicted"]["peak_bytes"],
     }
 
 

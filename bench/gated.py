@@ -19,9 +19,9 @@ def main() -> None:
     sys.argv = sys.argv[3:]
     if sys.argv[0] == "tightfit":
         from tightfit.cli.app import main as run
-        from tightfit.optional_imports import leave_out_the_unused
+        from tightfit.optional_imports import block_unused_imports
 
-        leave_out_the_unused()
+        block_unused_imports()
     else:
         from baseline import main as run
     gate_every_trainer(go, said)
@@ -41,10 +41,10 @@ def gate_every_trainer(go: TextIO, said: TextIO) -> None:
             if state.global_step == args.max_steps:  # evaluation and saving wait too
                 go.readline()
 
-    plain = transformers.Trainer.__init__
+    baseline = transformers.Trainer.__init__
 
     def gated(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain(self, *args, **kwargs)
+        baseline(self, *args, **kwargs)
         self.add_callback(Gate())
 
     transformers.Trainer.__init__ = gated

@@ -21,7 +21,7 @@ import transformers
 from quality import ROOT, SHARED, split
 
 RECORD = ROOT / "records" / "memory.json"
-ACCURACY = ROOT / "src" / "tightfit" / "rehearsal" / "accuracy.json"
+ACCURACY = ROOT / "src" / "tightfit" / "simulation" / "accuracy.json"
 MADE = {  # architectures of which there is no folder: their library's own default shape
     "electra-base": ("ElectraConfig", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "mpnet-base": ("MPNetConfig", {}),
@@ -29,56 +29,64 @@ MADE = {  # architectures of which there is no folder: their library's own defau
     "xlm-roberta-6": ("XLMRobertaConfig", {"vocab_size": 60000, "num_hidden_layers": 6}),
     "minilm": ("BertConfig", {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
 }
-SMALL = ["", "slice:size=8", "slice:size=2 adafactor", "slice:size=4 checkpoint"]
-LEANEST = "attention slice-layers:size=2 adafactor step-in-backward"
+SMALL = ["", "micro-batch:size=8", "micro-batch:size=2 adafactor", "micro-batch:size=4 gradient-checkpointing"]
+LEANEST = "tiled-attention chunked-layers:size=2 adafactor optimizer-in-backward"
 PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
-    "minilm 32x128": [*SMALL, "slice:size=16 mixed-precision"],
-    "rbt3 32x128": [*SMALL, "slice:size=16", "freeze:layers=2", "adamw:fused=false slice:size=8"],
+    "minilm 32x128": [*SMALL, "micro-batch:size=16 mixed-precision"],
+    "rbt3 32x128": [*SMALL, "micro-batch:size=16", "freeze:layers=2", "adamw:fused=false micro-batch:size=8"],
     "rbt3 32x96": [
-        "attention slice:size=8",
-        "attention slice-layers:size=8 adafactor step-in-backward",
-        "attention slice-layers:size=4,layers=2 bucket adafactor step-in-backward",
-        "slice:size=8 adamw-8bit",
-        "slice:size=8 bucket adamw-16bit",
+        "tiled-attention micro-batch:size=8",
+        "tiled-attention chunked-layers:size=8 adafactor optimizer-in-backward",
+        "tiled-attention chunked-layers:size=4,layers=2 length-bucketing adafactor optimizer-in-backward",
+        "micro-batch:size=8 adamw-8bit",
+        "micro-batch:size=8 length-bucketing adamw-16bit",
     ],
-    "rbt3 64x64": ["", "slice:size=1", "slice:size=32 checkpoint:every=2"],
-    "rbt3 8x512": ["slice:size=2", "slice:size=4 max-length:tokens=256"],
+    "rbt3 64x64": ["", "micro-batch:size=1", "micro-batch:size=32 gradient-checkpointing:every=2"],
+    "rbt3 8x512": ["micro-batch:size=2", "micro-batch:size=4 max-length:tokens=256"],
     "distilbert-base-uncased 16x128": [
         *SMALL,
         "freeze",
-        "attention slice-layers:size=4 bucket adamw-8bit step-in-backward",
+        "tiled-attention chunked-layers:size=4 length-bucketing adamw-8bit optimizer-in-backward",
     ],
-    "t5-small 16x96": ["slice:size=8", "slice:size=4 checkpoint", "slice:size=4 adafactor"],
-    "albert-base 16x128": ["slice:size=8", "slice:size=8 checkpoint"],
-    "electra-base 16x64": ["slice:size=8", "slice:size=4 checkpoint adafactor"],
-    "mpnet-base 16x64": ["slice:size=4", "slice:size=4 freeze:layers=6"],
-    "gpt2 8x128": ["slice:size=4", "slice:size=2 checkpoint adafactor", "freeze", LEANEST],
-    "xlm-roberta-6 16x64": ["slice:size=8", "slice:size=8 adafactor"],
-    "ModernBERT-base 8x128": ["slice:size=4", "slice:size=4 checkpoint"],
-    "deberta-v3-base 8x96": ["slice:size=4", "slice:size=2 checkpoint adafactor"],
+    "t5-small 16x96": [
+        "micro-batch:size=8",
+        "micro-batch:size=4 gradient-checkpointing",
+        "micro-batch:size=4 adafactor",
+    ],
+    "albert-base 16x128": ["micro-batch:size=8", "micro-batch:size=8 gradient-checkpointing"],
+    "electra-base 16x64": ["micro-batch:size=8", "micro-batch:size=4 gradient-checkpointing adafactor"],
+    "mpnet-base 16x64": ["micro-batch:size=4", "micro-batch:size=4 freeze:layers=6"],
+    "gpt2 8x128": ["micro-batch:size=4", "micro-batch:size=2 gradient-checkpointing adafactor", "freeze", LEANEST],
+    "xlm-roberta-6 16x64": ["micro-batch:size=8", "micro-batch:size=8 adafactor"],
+    "ModernBERT-base 8x128": ["micro-batch:size=4", "micro-batch:size=4 gradient-checkpointing"],
+    "deberta-v3-base 8x96": ["micro-batch:size=4", "micro-batch:size=2 gradient-checkpointing adafactor"],
     "bert-base-chinese 16x128": [
         "",
         *SMALL[1:],
-        "checkpoint",
+        "gradient-checkpointing",
         "freeze",
-        "slice:size=8 freeze:layers=6",
-        "slice:size=8 lora",
-        "attention checkpoint bucket adafactor step-in-backward",
-        "attention slice-layers:size=4,layers=2 adafactor step-in-backward",
-        "slice:size=4 adamw-16bit",
+        "micro-batch:size=8 freeze:layers=6",
+        "micro-batch:size=8 lora",
+        "tiled-attention gradient-checkpointing length-bucketing adafactor optimizer-in-backward",
+        "tiled-attention chunked-layers:size=4,layers=2 adafactor optimizer-in-backward",
+        "micro-batch:size=4 adamw-16bit",
     ],
-    "bert-base-chinese 16x64": ["slice:size=1", "slice:size=8 checkpoint:every=3"],
-    "bert-base-chinese 4x512": ["slice:size=2", "slice:size=1 checkpoint adafactor"],
-    "chinese-macbert-large 4x128": ["slice:size=2", "slice:size=4 checkpoint", "slice:size=2 checkpoint adafactor"],
+    "bert-base-chinese 16x64": ["micro-batch:size=1", "micro-batch:size=8 gradient-checkpointing:every=3"],
+    "bert-base-chinese 4x512": ["micro-batch:size=2", "micro-batch:size=1 gradient-checkpointing adafactor"],
+    "chinese-macbert-large 4x128": [
+        "micro-batch:size=2",
+        "micro-batch:size=4 gradient-checkpointing",
+        "micro-batch:size=2 gradient-checkpointing adafactor",
+    ],
     "chinese-macbert-large 8x64": [
-        "slice:size=4 adafactor",
+        "micro-batch:size=4 adafactor",
         "freeze",
-        "slice:size=4 freeze:layers=12",
-        "lora checkpoint",
+        "micro-batch:size=4 freeze:layers=12",
+        "lora gradient-checkpointing",
     ],
-    "roberta-large 4x96": ["slice:size=2 adafactor", "slice:size=2 freeze:layers=20", LEANEST],
+    "roberta-large 4x96": ["micro-batch:size=2 adafactor", "micro-batch:size=2 freeze:layers=20", LEANEST],
     "rbt3 8x64": ["mixed-precision"],  # few tokens: without instructions for it a product takes fifty times as long
-    "bert-base-chinese 4x64": ["slice:size=2 mixed-precision"],
+    "bert-base-chinese 4x64": ["micro-batch:size=2 mixed-precision"],
 }
 
 
@@ -120,8 +128,8 @@ def measured(configuration: str, recipe: str, data: tuple[Path, Path], folder: P
         "parameters": record["parameters"],
         "predicted": record["predicted"]["peak_bytes"],
         "measured": record["measured"]["peak_bytes"],
-        "predicted_moments": record["predicted"]["moments"],
-        "measured_moments": record["measured"]["moments"],
+        "predicted_moments": record["predicted"]["phases"],
+        "measured_moments": record["measured"]["phases"],
     }
     print(configuration, recipe, f"{run['predicted'] / run['measured'] - 1:+.1%}", flush=True)
     return run

@@ -8,22 +8,22 @@ from dataclasses import replace
 
 from tightfit import Job
 from tightfit.device import find_device
-from tightfit.simulation.simulation import Rehearsal
+from tightfit.simulation.simulation import Simulation
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
-from tightfit.timing import clock_for
+from tightfit.timing import step_time_on
 
 
 def foretold_of(job: Job, recipes: list[list[str]], warm_up: int, steps: int) -> Iterator[tuple[float, list[float]]]:
     """Seconds of the usual step of an epoch, and of each of the steps that were measured."""
-    rehearsal, clock = Rehearsal.of(job, find_device("cpu")), clock_for(find_device("cpu"))
+    simulation, clock = Simulation.of(job, find_device("cpu")), step_time_on(find_device("cpu"))
     for recipe in map(Recipe.parse, recipes):
-        played, parts = rehearsal.played(recipe)
-        dealt = rehearsal.lengths.dealt_to(parts)
+        traced, parts = simulation.traced(recipe)
+        dealt = simulation.lengths.dealt_to(parts)
         tokens = [computed(replace(dealt, batches=batch[None]), parts) for batch in dealt.batches]
-        update = clock.update_seconds(played, recipe.optimizer)
-        token = clock.pass_seconds(played, parts, rehearsal.lengths) / statistics.mean(tokens)
+        update = clock.optimizer_seconds(traced, recipe.optimizer)
+        token = clock.forward_backward_seconds(traced, parts, simulation.lengths) / statistics.mean(tokens)
         each = [update + token * met for met in tokens]
         yield statistics.mean(each), each[warm_up : warm_up + steps]
 

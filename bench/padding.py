@@ -13,7 +13,7 @@ import numpy as np
 
 from quality import ROOT, SHARED
 from tightfit import Job
-from tightfit.data.batches import Buckets, batches_of
+from tightfit.data.batches import LengthBuckets, batches_of
 from tightfit.data.dataset import read_data
 from tightfit.data.tokens import token_lengths
 from tightfit.models import load_tokenizer
@@ -35,13 +35,13 @@ def main() -> None:
 
 
 def one(job: Job, limit: int, lengths: list[int]) -> dict[str, float]:
-    buckets = Buckets(lengths, job.batch_size, Bucket().pool)
+    buckets = LengthBuckets(lengths, job.batch_size, Bucket().pool)
     computed = {}
     for name, how, at_once in (
         ("plain", None, job.batch_size),
-        ("bucket", buckets, job.batch_size),
-        (f"slice:size={SLICE}", None, SLICE),
-        (f"slice:size={SLICE} bucket", buckets, SLICE),
+        ("length-bucketing", buckets, job.batch_size),
+        (f"micro-batch:size={SLICE}", None, SLICE),
+        (f"micro-batch:size={SLICE} length-bucketing", buckets, SLICE),
     ):
         batches = [np.sort(np.array(lengths)[batch])[::-1] for batch in batches_of(job, len(lengths), how)]
         computed[name] = tokens(batches, at_once) / sum(lengths)

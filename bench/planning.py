@@ -17,7 +17,7 @@ from typing import Any
 
 from quality import ROOT, SHARED
 from tightfit import DoesNotFit, Job, plan
-from tightfit.timing.cpu_load import Watch
+from tightfit.timing.cpu_load import CpuShare
 
 RECORD = ROOT / "records" / "planning.json"
 MODEL, DATA = SHARED / "models" / "chinese-macbert-large", SHARED / "data" / "ChnSentiCorp_htl_all.csv"
@@ -37,7 +37,7 @@ def main() -> None:
 def in_a_fresh_process() -> dict[str, float]:
     command = [sys.executable, "-m", "tightfit", "plan", "--json", "--random-weights", "--device", "cpu"]
     command += ["--model", str(MODEL), "--data", str(DATA), "--budget", BUDGET]
-    watch, start = Watch(), time.perf_counter()
+    watch, start = CpuShare(), time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     return {"seconds": round(time.perf_counter() - start, 2), "stolen": round(watch.stolen, 3)}
 
@@ -54,7 +54,7 @@ def again(job: Job, budget: str) -> dict[str, Any]:
         made = plan(job, budget, device="cpu")
     except DoesNotFit as error:
         made = error.plan
-    return {"seconds": round(time.perf_counter() - start, 3), "fits": made.fits, "recipe": made.recipe.words}
+    return {"seconds": round(time.perf_counter() - start, 3), "fits": made.fits, "recipe": made.recipe.specs}
 
 
 if __name__ == "__main__":

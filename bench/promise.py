@@ -109,9 +109,9 @@ def run(model: str, budget: str, data: Path, folder: Path, at_once: int) -> dict
             "steps": said["steps"],
             "not_as_planned": [note for note in said["notes"] if any(words in note for words in MENDED)],
             "peak_bytes": said["measured"]["peak_bytes"],
-            "foretold_bytes": said["predicted"]["peak_bytes"],
+            "predicted_bytes": said["predicted"]["peak_bytes"],
             "seconds_per_step": said["measured"]["seconds_per_step"],
-            "foretold_seconds": said["predicted"]["seconds_per_step"],
+            "predicted_seconds": said["predicted"]["seconds_per_step"],
         }
     else:
         result["said"] = done.stderr.strip().splitlines()[-1:] or ["nothing"]

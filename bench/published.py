@@ -18,10 +18,10 @@ import torch
 import transformers as hf
 
 from quality import ROOT, SHARED
-from tightfit.device import CARDS, Device, find_card
-from tightfit.simulation.estimate import Bill
-from tightfit.simulation.own_loop import rehearse_loop
-from tightfit.strategies.base import Kind
+from tightfit.device import GPUS, Device, find_gpu
+from tightfit.simulation.estimate import Estimate
+from tightfit.simulation.own_loop import estimate_loop
+from tightfit.strategies.base import MemoryKind
 
 RECORD = ROOT / "records" / "published.json"
 _MIB = 1 << 20
@@ -78,15 +78,15 @@ def sdpa_table(row: Row) -> dict[str, Any]:
 
         return step
 
-    bill = rehearse_loop(build, card_of(row))
+    estimate = estimate_loop(build, card_of(row))
     if not row["value_MiB"]:
         capacity = card_of(row).memory
         return {
-            "predicted": round(bill.peak / _MIB, 1),
+            "predicted": round(estimate.peak / _MIB, 1),
             "error": None,
-            "reason": f"ran out of memory there; {fits(bill, capacity)}",
+            "reason": f"ran out of memory there; {fits(estimate, capacity)}",
         }
-    return compared(row, allocated(bill))
+    return compared(row, allocated(estimate))
 
 
 def language_model(name: str, attention: str, dtype: torch.dtype) -> Any:
@@ -103,14 +103,14 @@ def language_model(name: str, attention: str, dtype: torch.dtype) -> Any:
 def trainer_table(row: Row) -> dict[str, Any]:
     """BERT-Large in Trainer: context and all that the allocator took, read after training."""
     context = 1343 * _MIB  # the source's own measurement
-    card = replace(CARDS["V100 16GB"], context=context)
+    card = replace(GPUS["V100 16GB"], context=context)
     if row["optimizer"] == "none":
         if not row["batch_size"] and "bert" not in row["model"]:
             return {"predicted": None, "error": None, "reason": "the context itself: taken from here"}
         return compared(row, loaded(card))
     if "8bit" in row["optimizer"]:
         return {"predicted": None, "error": None, "reason": "bitsandbytes' optimizer has no kernel without a card"}
-    return compared(row, rehearse_loop(trainer_loop(row), card).peak)
+    return compared(row, estimate_loop(trainer_loop(row), card).peak)
 
 
 def trainer_loop(row: Row) -> Loop:
@@ -160,13 +160,13 @@ def loaded(card: Device) -> int:
         model = classifier()
         return lambda: model.eval() and None
 
-    bill = rehearse_loop(build, card)
-    return bill.overhead + sum(bill.moments["load"].values())
+    estimate = estimate_loop(build, card)
+    return estimate.overhead + sum(estimate.phases["load"].values())
 
 
 def small_card(row: Row) -> dict[str, Any]:
     """Whether BERT-base with a question answering head trains on 4 GB."""
-    card = CARDS["GTX 1050 Ti 4GB"]
+    card = GPUS["GTX 1050 Ti 4GB"]
 
     def build() -> Callable[[], None]:
         config = hf.AutoConfig.from_pretrained(SHARED / "models" / "bert-base-uncased")
@@ -182,12 +182,12 @@ def small_card(row: Row) -> dict[str, Any]:
 
         return step
 
-    bill = rehearse_loop(build, card)
+    estimate = estimate_loop(build, card)
     outcome = "ran out of memory" if "OOM" in row["measured_quantity"].partition(":")[2] else "ran"
     return {
-        "predicted": round(bill.peak / _MIB, 1),
+        "predicted": round(estimate.peak / _MIB, 1),
         "error": None,
-        "reason": f"{outcome} there; {fits(bill, card.memory)}",
+        "reason": f"{outcome} there; {fits(estimate, card.memory)}",
     }
 
 
@@ -216,13 +216,13 @@ def vit(row: Row) -> dict[str, Any]:
 
         return step
 
-    bill = rehearse_loop(build, replace(CARDS["A100 80GB"], context=0))
-    return compared(row, bill.peak)
+    estimate = estimate_loop(build, replace(GPUS["A100 80GB"], context=0))
+    return compared(row, estimate.peak)
 
 
-def allocated(bill: Bill) -> int:
+def allocated(estimate: Estimate) -> int:
     """torch's max_memory_allocated: neither context nor what the allocator keeps."""
-    return max(sum(kinds.values()) - kinds[Kind.ALLOCATOR] for kinds in bill.moments.values())
+    return max(sum(kinds.values()) - kinds[MemoryKind.ALLOCATOR] for kinds in estimate.phases.values())
 
 
 def compared(row: Row, predicted: int) -> dict[str, Any]:
@@ -234,13 +234,13 @@ def compared(row: Row, predicted: int) -> dict[str, Any]:
     }
 
 
-def fits(bill: Bill, capacity: int | None) -> str:
-    return "rehearsed, it " + ("fits" if capacity is not None and bill.peak <= capacity else "does not fit")
+def fits(estimate: Estimate, capacity: int | None) -> str:
+    return "rehearsed, it " + ("fits" if capacity is not None and estimate.peak <= capacity else "does not fit")
 
 
 def card_of(row: Row) -> Device:
-    named = find_card(row["gpu"].partition(" (")[0].replace("-SXM2", "").replace("-", " "))
-    return named or replace(CARDS["RTX 3080 10GB"], title=row["gpu"], memory=16 << 30)
+    named = find_gpu(row["gpu"].partition(" (")[0].replace("-SXM2", "").replace("-", " "))
+    return named or replace(GPUS["RTX 3080 10GB"], title=row["gpu"], memory=16 << 30)
 
 
 SOURCES: dict[str, Callable[[Row], dict[str, Any]]] = {

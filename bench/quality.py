@@ -26,9 +26,9 @@ RUNGS = {
     words: words.split() if words != "plain" else []
     for words in (
         "plain",
-        "slice:size=1",
-        "attention slice-layers:size=8,layers=2 bucket adafactor step-in-backward",
-        "attention slice-layers:size=8,layers=2 adamw-16bit step-in-backward",
+        "micro-batch:size=1",
+        "tiled-attention chunked-layers:size=8,layers=2 length-bucketing adafactor optimizer-in-backward",
+        "tiled-attention chunked-layers:size=8,layers=2 adamw-16bit optimizer-in-backward",
     )
 }
 

@@ -33,16 +33,17 @@ from pathlib import Path
 from typing import Any
 
 from ladder import WARM_UP, Contestant
+
 from own_batches import foretold_of
 from promise import reviews
 from quality import ROOT, SHARED, weights
 from tightfit import Job
 from tightfit.device import find_device
 from tightfit.planning.candidates import candidates
-from tightfit.planning.constraints import Wishes
-from tightfit.processes import ask
+from tightfit.planning.constraints import Constraints
+from tightfit.processes import run_worker
 from tightfit.simulation.estimate import WANDERS, accuracy_on
-from tightfit.timing.cpu_load import Watch
+from tightfit.timing.cpu_load import CpuShare
 from tightfit.units import parse_bytes
 
 RECORD = ROOT / "records" / "regret.json"
@@ -80,7 +81,7 @@ def main() -> None:
                 known = cases.setdefault(f"{model} {budget}", {})
                 if part in known or (given.minutes is not None and time.monotonic() - start > 60 * given.minutes):
                     continue
-                watch = Watch()
+                watch = CpuShare()
                 known[part] = measures[part](model, budget, others, data, Path(name))
                 known[part]["stolen"] = round(watch.stolen, 3)  # of the machine's time, by its host for others
                 RECORD.write_text(json.dumps({"cases": in_order(cases)}, indent=1) + "\n", "utf-8")
@@ -115,14 +116,14 @@ def near(model: str, budget: str, _: int, data: Path, folder: Path) -> dict[str,
     plan = planned(about, budget, folder / f"{model} {budget} near")
     recipes, steps = [plan["recipe"], *nearest(job, plan, budget, folder)], STEPS[model]
     running = in_turns(about, recipes, steps, folder / f"{model}-{budget}-near")
-    foretold = [[seconds] for seconds in seconds_now(job, recipes, folder)]
-    runs = compared(job, running, [plan["result"]] * len(recipes), foretold, steps)
+    predicted = [[seconds] for seconds in seconds_now(job, recipes, folder)]
+    runs = compared(job, running, [plan["result"]] * len(recipes), predicted, steps)
     return {"steps": steps, "runs": runs, "regret": verdict(runs)["regret"]}
 
 
 def nearest(job: Job, plan: dict[str, Any], budget: str, folder: Path) -> list[list[str]]:
-    offered = candidates(CPU, job.batch_size, Wishes(), attention=True, longest=job.max_length)
-    others = [r.words for r in offered if r.result.value == plan["result"] and r.words != plan["recipe"]]
+    offered = candidates(CPU, job.batch_size, Constraints(), attention=True, longest=job.max_length)
+    others = [r.specs for r in offered if r.result.value == plan["result"] and r.specs != plan["recipe"]]
     fitting = [
         (one["seconds_per_step"], recipe)
         for one, recipe in zip(foretold_now(job, others, folder), others, strict=True)
@@ -148,18 +149,18 @@ def in_turns(about: list[str], recipes: list[list[str]], steps: int, out: Path) 
 
 
 def compared(
-    job: Job, running: list[Contestant], results: list[str], foretold: Iterable[Sequence[float]], steps: int
+    job: Job, running: list[Contestant], results: list[str], predicted: Iterable[Sequence[float]], steps: int
 ) -> list[dict[str, Any]]:
     """What was foretold for each, once or more, beside what it took."""
     weighed = foretold_of(job, [contestant.name.split() for contestant in running], WARM_UP, steps)
     return [
         {
             "result": result,
-            "foretold_seconds": statistics.mean(each),
+            "predicted_seconds": statistics.mean(each),
             "foretold_before_and_after": list(each),
             **measured(contestant, *weigh),
         }
-        for contestant, result, each, weigh in zip(running, results, foretold, weighed, strict=True)
+        for contestant, result, each, weigh in zip(running, results, predicted, weighed, strict=True)
     ]
 
 
@@ -169,15 +170,15 @@ def alone(model: str, budget: str, _: int, data: Path, folder: Path) -> dict[str
     plan = planned(about, budget, folder / f"{model} {budget} alone")
     recipe, steps = plan["recipe"], STEPS[model]
     contestant = Contestant(" ".join(recipe), training(about, recipe, steps, folder / f"{model}-{budget}-alone"))
-    foretold = [plan["seconds_per_step"]]
+    predicted = [plan["seconds_per_step"]]
     for step in range(steps + WARM_UP):
         contestant.take_turn()
         if step in (steps // 2, steps + WARM_UP - 1):
-            foretold += seconds_now(job, [recipe], folder)
+            predicted += seconds_now(job, [recipe], folder)
     [weighed] = foretold_of(job, [recipe], WARM_UP, steps)
     return {
-        "foretold_seconds": statistics.mean(foretold),
-        "foretold_before_amid_after": foretold,
+        "predicted_seconds": statistics.mean(predicted),
+        "foretold_before_amid_after": predicted,
         **measured(contestant, *weighed),
     }
 
@@ -191,10 +192,10 @@ def foretold_now(job: Job, recipes: list[list[str]], folder: Path) -> list[dict[
     for _ in range(LOOKS):
         cache = Path(tempfile.mkdtemp(dir=folder))
         os.environ["XDG_CACHE_HOME"] = str(cache)
-        found = ask({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
+        found = run_worker({"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
         if any(json.loads(file.read_text("utf-8"))["rates"]["note"] is None for file in cache.rglob("rates.json")):
             break
-    return [one["foretold"] for one in found]
+    return [one["predicted"] for one in found]
 
 
 def job_of(model: str, data: Path, folder: Path) -> tuple[Job, list[str]]:
@@ -239,7 +240,7 @@ def verdict(runs: list[dict[str, Any]]) -> dict[str, float]:
     """The chosen one against the fastest of its kind, and how many pairs are in the foretold order."""
     alike = [run for run in runs if run["result"] == runs[0]["result"]]
     pairs = list(itertools.combinations(runs, 2))
-    right = [(a["foretold_seconds"] - b["foretold_seconds"]) * (a["seconds_per_step"] - b["seconds_per_step"]) > 0
+    right = [(a["predicted_seconds"] - b["predicted_seconds"]) * (a["seconds_per_step"] - b["seconds_per_step"]) > 0
              for a, b in pairs]  # fmt: skip
     return {
         "regret": runs[0]["seconds_per_step"] / min(run["seconds_per_step"] for run in alike) - 1,

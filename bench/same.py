@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ladder import MODEL, shape
+
 from quality import BASELINE, ROOT, run, split
 
 RECORD = ROOT / "records" / "same.json"
 STEPS, BATCH, LENGTH = 20, 4, 64
 RECIPES = [
-    "attention slice-layers:size=2,layers=2",
-    "attention slice:size=2 checkpoint:every=2",
-    "slice-layers:size=1",
+    "tiled-attention chunked-layers:size=2,layers=2",
+    "tiled-attention micro-batch:size=2 gradient-checkpointing:every=2",
+    "chunked-layers:size=1",
     "plain",
 ]
 

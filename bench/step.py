@@ -20,10 +20,10 @@ from quality import split, weights
 from tightfit import Job
 from tightfit.device import find_device
 from tightfit.engine.meter import meter_for
-from tightfit.engine.step import run_slices, weighed_slices
+from tightfit.engine.step import run_micro_batches, weighted_micro_batches
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import give_back_freed_memory
-from tightfit.training.callbacks import StepClock
+from tightfit.system import tune_malloc
+from tightfit.training.callbacks import StepTimer
 from tightfit.training.setup import prepare, training_arguments
 from tightfit.training.trainer import Trainer
 
@@ -33,7 +33,7 @@ SLICE = 8
 
 
 def main() -> None:
-    give_back_freed_memory()
+    tune_malloc()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train, validation = split(folder, 1500)
@@ -51,8 +51,8 @@ def main() -> None:
 
 
 def times(job: Job, folder: Path) -> dict[str, Any]:
-    prepared = prepare(job, Recipe.parse([f"slice:size={SLICE}"]), find_device("cpu"))
-    clock, plain = StepClock(), PlainLoop(job, prepared.parts)
+    prepared = prepare(job, Recipe.parse([f"micro-batch:size={SLICE}"]), find_device("cpu"))
+    clock, baseline = StepTimer(), PlainLoop(job, prepared.parts)
     trainer = WatchedTrainer(
         parts=prepared.parts,
         meter=meter_for(prepared.parts.device),
@@ -61,15 +61,15 @@ def times(job: Job, folder: Path) -> dict[str, Any]:
         eval_dataset=prepared.validation.dataset.select(range(8)),
         processing_class=prepared.tokenizer,
         compute_metrics=lambda prediction: {"f1": 0.0},
-        callbacks=[clock, plain],
+        callbacks=[clock, baseline],
     )
-    plain.trainer = trainer
+    baseline.trainer = trainer
     trainer.train()
-    ratios = [a / b for a, b in zip(clock.seconds[WARM_UP:], plain.seconds[WARM_UP:], strict=True)]
+    ratios = [a / b for a, b in zip(clock.seconds[WARM_UP:], baseline.seconds[WARM_UP:], strict=True)]
     quarters = statistics.quantiles(ratios, n=4)
     return {
         "seconds_ours": statistics.median(clock.seconds[WARM_UP:]),
-        "seconds_plain": statistics.median(plain.seconds[WARM_UP:]),
+        "seconds_plain": statistics.median(baseline.seconds[WARM_UP:]),
         "ratio_median": statistics.median(ratios),
         "ratio_quartiles": [quarters[0], quarters[2]],
     }
@@ -89,10 +89,10 @@ class PlainLoop(TrainerCallback):
     def __init__(self, job: Job, parts: Any) -> None:
         self.model = AutoModelForSequenceClassification.from_pretrained(job.model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=job.learning_rate, fused=True)
-        self.rows, self.seconds = parts.slice_rows, []
+        self.rows, self.seconds = parts.micro_batch_size, []
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        slices = list(weighed_slices(self.model, self.trainer.batch, self.rows))
+        slices = list(weighted_micro_batches(self.model, self.trainer.batch, self.rows))
         start = time.perf_counter()
         for share, piece in slices:
             loss = self.model(**piece).loss * share
@@ -114,7 +114,7 @@ def gradient_error(job: Job) -> dict[str, float]:
         batch = dict(DataCollatorWithPadding(prepared.tokenizer)([tokens[i] for i in range(rows)]))
         model(**batch).loss.backward()
         whole = take_gradients(model)
-        run_slices(model, weighed_slices(model, batch, size), torch.Tensor.backward, meter.moment)
+        run_micro_batches(model, weighted_micro_batches(model, batch, size), torch.Tensor.backward, meter.phase)
         errors[f"{rows} rows in slices of {size}"] = float((take_gradients(model) - whole).norm() / whole.norm())
     return errors
 

@@ -11,7 +11,7 @@ import planned
 import records
 from records import RECORDS, record
 from tables import HEADINGS, gib, percent, table
-from tightfit.comparison.comparison import load_ladder
+from tightfit.comparison.comparison import load_comparison
 
 SOURCE = RECORDS.parent / "src" / "tightfit"
 
@@ -22,10 +22,10 @@ def who(name: str) -> str:
 
 
 def strategies(language: str) -> str:
-    from tightfit.report.i18n import Words
+    from tightfit.report.i18n import Strings
     from tightfit.report.terminal import strategy_rows
 
-    words, rows = Words.of(language), []
+    words, rows = Strings.of(language), []
     for row in strategy_rows():
         settings = f"<br>`{row.settings}`" if row.settings else ""
         frees = ", ".join(words.kind(kind) for kind in row.frees.split(", ") if kind)
@@ -65,14 +65,14 @@ def quality(language: str) -> str:
 
 def ladder(language: str) -> str:
     """Every layer of BERT-Large, our recipes beside the plain way."""
-    found = record("ladder")
+    found = record("comparison")
     rows = []
     for name, run in found["runs"].items():
-        foretold = gib(run["foretold_bytes"]) if run["foretold_bytes"] else "–"
+        predicted = gib(run["predicted_bytes"]) if run["predicted_bytes"] else "–"
         low, high = run["ratio_quartiles"]
         spread = "" if run["ratio"] == 1 else f" ({low:.2f} – {high:.2f})"
-        rows.append((who(name), gib(run["peak_bytes"]), foretold, f"{run['ratio']:.2f} ×{spread}"))
-    return table(HEADINGS["ladder"][language], rows)
+        rows.append((who(name), gib(run["peak_bytes"]), predicted, f"{run['ratio']:.2f} ×{spread}"))
+    return table(HEADINGS["comparison"][language], rows)
 
 
 def same(language: str) -> str:
@@ -160,9 +160,9 @@ def rungs(name: str) -> Callable[[str], str]:
     """A ladder's own table."""
 
     def block(language: str) -> str:
-        from tightfit.report.comparison import ladder_as_markdown
+        from tightfit.report.comparison import comparison_as_markdown
 
-        return ladder_as_markdown(load_ladder(RECORDS / f"{name}.json"), language)
+        return comparison_as_markdown(load_comparison(RECORDS / f"{name}.json"), language)
 
     return block
 
@@ -176,9 +176,9 @@ BLOCKS = {
     "answer": planned.answer,
     "promise": planned.promise,
     "quality": quality,
-    "ladder": ladder,
-    "rungs-macbert-large": rungs("rungs-macbert-large"),
-    "rungs-minilm": rungs("rungs-minilm"),
+    "comparison": ladder,
+    "recipes-macbert-large": rungs("recipes-macbert-large"),
+    "recipes-minilm": rungs("recipes-minilm"),
     "same": same,
     "frozen": frozen,
     "padding": padding,

@@ -29,10 +29,10 @@ def written() -> dict[Path, str]:
     files = {ROOT / name: filled((ROOT / name).read_text("utf-8"), language) for name, language in READMES.items()}
     files[ROOT / "docs" / "published.md"] = published_page()
     files[ROOT / "docs" / "reliability.md"] = reliability.page(table)
-    files[ROOT / "docs" / "ladder.svg"] = pictures.ladder_picture()
+    files[ROOT / "docs" / "ladder.svg"] = pictures.comparison_chart()
     files[ROOT / "docs" / "accuracy.svg"] = pictures.accuracy_picture()
     files[ROOT / "docs" / "demo.svg"] = pictures.report_picture()
-    files[ROOT / "src" / "tightfit" / "rehearsal" / "accuracy.json"] = records.accuracy_file()
+    files[ROOT / "src" / "tightfit" / "simulation" / "accuracy.json"] = records.accuracy_file()
     return files
 
 
@@ -50,11 +50,11 @@ def published_page() -> str:
     rows = []
     for row in records.published_rows():
         what = f"{row['batch']} x {row['length']}" + (" checkpointed" if row["checkpointing"] else "")
-        foretold = f"{row['predicted']:,.0f}" if row["predicted"] else "–"
+        predicted = f"{row['predicted']:,.0f}" if row["predicted"] else "–"
         error = percent(row["error"]) if row["error"] is not None else "–"
         cells = [row[key] for key in ("source", "model")]
         cells += [what, *(row[key] for key in ("precision", "optimizer", "attention", "grade"))]
-        cells += [f"{row['published']:,.0f}" if row["published"] else "–", foretold, error, row["reason"]]
+        cells += [f"{row['published']:,.0f}" if row["published"] else "–", predicted, error, row["reason"]]
         rows.append(tuple(cells))
     return (ROOT / "docs" / "published.head.md").read_text("utf-8") + table(
         (*headings, "foretold MiB", "error", ""), rows

@@ -42,7 +42,7 @@ def promise(language: str) -> str:
         chosen = {name: run for name, run in runs.items() if name.partition(" ")[0] == model}
         done = [run for run in chosen.values() if run["exit"] == 0]
         used = [run["peak_bytes"] / run["budget_bytes"] for run in done]
-        ratios = [run["peak_bytes"] / run["foretold_bytes"] for run in done]
+        ratios = [run["peak_bytes"] / run["predicted_bytes"] for run in done]
         budgets = ", ".join(name.partition(" ")[2] for name in chosen)
         spread = f"{min(used):.2f} – {max(used):.2f}", f"{min(ratios):.3f} – {max(ratios):.3f}"
         mended = [len(run["not_as_planned"]) for run in done if "not_as_planned" in run]
@@ -77,8 +77,8 @@ def alike(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def off(alone: dict[str, Any]) -> str:
     """How far its time was foretold from what it took, and how far by each measuring of the machine."""
-    foretold = alone.get("foretold_before_amid_after", [alone["foretold_seconds"]])
-    of_each = [seconds / alone["seconds_per_step"] - 1 for seconds in foretold]
+    predicted = alone.get("foretold_before_amid_after", [alone["predicted_seconds"]])
+    of_each = [seconds / alone["seconds_per_step"] - 1 for seconds in predicted]
     each = f" ({', '.join(f'{one:+.0%}' for one in of_each)})" if len(of_each) > 1 else ""
     return f"{statistics.mean(of_each):+.0%}{each}"
 

@@ -1,4 +1,4 @@
-"""The page on reliability, from what `make torture` wrote down."""
+"""The page on reliability, from what `make stress` wrote down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Table = Callable[[tuple[str, ...], list[tuple[str, ...]]], str]
 
 HEAD = """# Reliability: what was done to runs, and what became of them
 
-Made by `make torture` (records/reliability.json) and `make docs`. The trainings are tiny, on a CPU; what happens to
+Made by `make stress` (records/reliability.json) and `make docs`. The trainings are tiny, on a CPU; what happens to
 them is real: processes are killed with SIGKILL, the kernel refuses memory, a file system is full. Only the errors of
 the second line are raised by hand, since each has to come at a chosen place; the third line has real ones.
 
@@ -40,11 +40,11 @@ def page(table: Table) -> str:
 
 def _kills(record: dict[str, Any], table: Table) -> str:
     runs = record["kills"]["results"]
-    moments = Counter(_moment(moment) for run in runs for moment in run["killed"])
-    rows = [(moment, str(count)) for moment, count in moments.most_common()]
+    phases = Counter(_moment(phase) for run in runs for phase in run["killed"])
+    rows = [(phase, str(count)) for phase, count in phases.most_common()]
     recipes = ", ".join(sorted({run["recipe"] for run in runs}))
     return (
-        f"\n## Killed\n\n{sum(moments.values())} kills of {len(runs)} runs (recipes: {recipes}), dropout on, "
+        f"\n## Killed\n\n{sum(phases.values())} kills of {len(runs)} runs (recipes: {recipes}), dropout on, "
         "a checkpoint every 3 steps. What the process was doing:\n\n" + table(("when it was killed", "kills"), rows)
     )
 

@@ -51,8 +51,8 @@ HEADINGS = {
         ),
         "zh": ("模型", "次数", "中断", "途中补救", "预算", "实测峰值 / 预算", "实测 / 预测"),
     },
-    "ladder": {
-        "en": ("", "whole process", "foretold", "time of a step"),
+    "comparison": {
+        "en": ("", "whole process", "predicted", "time of a step"),
         "zh": ("", "整个进程", "预测", "每步用时"),
     },
     "same": {
@@ -64,8 +64,14 @@ HEADINGS = {
         "zh": ("模型", "行数", "配方", "第 1 轮", "第 2 轮", "第 2 轮 / 第 1 轮", "F1"),
     },
     "padding": {
-        "en": ("texts cut at", "rows meet by chance", "`bucket`", "`slice:size=8`", "`slice:size=8 bucket`"),
-        "zh": ("文本截断长度", "随机相遇", "`bucket`", "`slice:size=8`", "`slice:size=8 bucket`"),
+        "en": (
+            "texts cut at",
+            "rows meet by chance",
+            "`bucket`",
+            "`micro-batch:size=8`",
+            "`micro-batch:size=8 bucket`",
+        ),
+        "zh": ("文本截断长度", "随机相遇", "`bucket`", "`micro-batch:size=8`", "`micro-batch:size=8 bucket`"),
     },
     "memory": {
         "en": ("model", "parameters", "recipes", "median error", "lowest", "highest"),

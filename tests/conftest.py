@@ -74,5 +74,5 @@ def trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     data = write_reviews(folder / "reviews.csv")
     job = Job(model=str(tiny_model), data=str(data), batch_size=8, max_length=32, epochs=6, learning_rate=5e-3)
-    train(job, ["slice:size=4"], out=folder / "run", device="cpu", quiet=True)
+    train(job, ["micro-batch:size=4"], out=folder / "run", device="cpu", quiet=True)
     return folder / "run"

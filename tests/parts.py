@@ -8,7 +8,7 @@ import pytest
 import torch
 from heads import build, make_batch
 
-from tightfit.data.batches import cut_slices
+from tightfit.data.batches import micro_batches
 from tightfit.device import Device
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW
@@ -21,13 +21,13 @@ ROWS, LENGTH = 8, 24
 
 
 def skip_unless_installed(name: str) -> None:
-    if not STRATEGIES[name].is_there():
+    if not STRATEGIES[name].is_available():
         pytest.skip(f"{name} needs the package {STRATEGIES[name].needs}")
 
 
 def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
     """Longest texts first."""
-    return next(cut_slices(make_batch(ROWS, longest=longest), ROWS, sort=True))[1]
+    return next(micro_batches(make_batch(ROWS, longest=longest), ROWS, sort=True))[1]
 
 
 def parts_of(*words: str, model: Any = None) -> Parts:
@@ -42,7 +42,7 @@ def parts_of(*words: str, model: Any = None) -> Parts:
         learning_rate=2e-3,
         weight_decay=0.01,
         max_grad_norm=1.0,
-        slice_rows=ROWS,
+        micro_batch_size=ROWS,
     )
     for strategy in strategies:
         skip_unless_installed(strategy.name)

@@ -13,14 +13,14 @@ from tightfit import Job
 from tightfit.data.rows import Labels
 from tightfit.device import Budget, Device
 from tightfit.planning.planner import Planner
-from tightfit.simulation.op_counts import NARROW, OPERANDS, PASS, PRODUCT
-from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_16BIT, MATMUL_BYTES
+from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
-from tightfit.timing import Clock, Rates
+from tightfit.timing import Rates, StepTime
 
 OVERHEAD = 1 << 20
 RATES = Rates(
-    {PASS: [(1.0, 1e-10)], PRODUCT: [(1.0, 1e-11)], OPERANDS: [(1.0, 0.0)], NARROW: [(1.0, 5e-12)]},
+    {ELEMENTWISE: [(1.0, 1e-10)], MATMUL: [(1.0, 1e-11)], MATMUL_BYTES: [(1.0, 0.0)], MATMUL_16BIT: [(1.0, 5e-12)]},
     call=1e-6,
     optimizers={"adamw": 1e-9, "adamw-16bit": 7e-9, "adamw-8bit": 2e-8, "adafactor": 3e-9},
 )
@@ -32,8 +32,8 @@ def planner_of(folder: Path, device: Device = CPU, architecture: str = "Bert", l
     job = Job(model=str(folder), data="none", batch_size=16, max_length=48, random_weights=True)
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     lengths = Lengths.of(job, [3 + 7 * row % 46 for row in range(160)], [5 + row for row in range(30)])
-    company = Company(job, device, Labels(("a", "b")), tokenizer)
-    return Planner(Rehearsal(company, lengths, always_padded=True, overhead=OVERHEAD), Clock(RATES))
+    setup = SimulationSetup(job, device, Labels(("a", "b")), tokenizer)
+    return Planner(Simulation(setup, lengths, always_padded=True, overhead=OVERHEAD), StepTime(RATES))
 
 
 def budget(size: int, device: Device = CPU) -> Budget:

@@ -22,17 +22,17 @@ class SmallMachine:
 
     @contextlib.contextmanager
     def training_on(self) -> Iterator[SmallMachine]:
-        run_slices = trainer.run_slices
+        run_micro_batches = trainer.run_micro_batches
 
         def limited(model: Any, slices: Any, *args: Any) -> Any:
-            return run_slices(model, self._as_far_as_they_fit(slices), *args)
+            return run_micro_batches(model, self._as_far_as_they_fit(slices), *args)
 
-        with mock.patch.object(trainer, "run_slices", limited):
+        with mock.patch.object(trainer, "run_micro_batches", limited):
             yield self
 
     def _as_far_as_they_fit(self, slices: Any) -> Iterator[Any]:
-        for share, piece in slices:
-            self.extents.append(tuple(piece["input_ids"].shape))
+        for share, chunk in slices:
+            self.extents.append(tuple(chunk["input_ids"].shape))
             if self.extents[-1][0] > self.rows:
                 raise MemoryError
-            yield share, piece
+            yield share, chunk

@@ -278,7 +278,7 @@ def test_autograd_nodes_are_numbered_as_the_forward_pass_made_them() -> None:
 
 
 def test_the_backward_pass_and_its_node_are_known_while_it_runs() -> None:
-    class Watch(TorchDispatchMode):
+    class CpuShare(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             node = compat.current_autograd_node()
             nodes.append((None if node is None else node.name(), compat.current_graph_task_id() >= 0))
@@ -286,7 +286,7 @@ def test_the_backward_pass_and_its_node_are_known_while_it_runs() -> None:
 
     nodes: list[tuple[str | None, bool]] = []
     weight = torch.ones(2, requires_grad=True)
-    with Watch():
+    with CpuShare():
         loss = weight.exp().sum()
         assert set(nodes) == {(None, False)}
         loss.backward()
@@ -579,10 +579,10 @@ def test_a_step_of_bitsandbytes_is_one_of_adamw(bits: int) -> None:
     if bits == 32:
         compat.adam_32bit_update(gradient, weights, (torch.zeros(512), torch.zeros(512)), step=1, **settings)
     else:
-        moments = torch.zeros(512, dtype=torch.uint8), torch.zeros(512, dtype=torch.uint8)
+        phases = torch.zeros(512, dtype=torch.uint8), torch.zeros(512, dtype=torch.uint8)
         values = compat.create_dynamic_map(signed=True), compat.create_dynamic_map(signed=False)
         scales = torch.zeros(2), torch.zeros(2)
-        compat.adam_8bit_update(gradient, weights, moments, scales, values, step=1, **settings)
+        compat.adam_8bit_update(gradient, weights, phases, scales, values, step=1, **settings)
         torch.testing.assert_close(scales[0], 0.1 * gradient.view(2, 256).abs().amax(1))
     torch.testing.assert_close(weights, expected.detach(), rtol=0, atol=1e-5)
 
@@ -633,9 +633,9 @@ def own_names(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.RowFile):
             names.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.RowFile) and is_self(node.value):
             names.add(node.attr)
     return names
 

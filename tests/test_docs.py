@@ -89,7 +89,7 @@ def test_the_python_of_the_readme_runs(trained: Path, tiny_model: Path, tmp_path
     assert names["run"].metrics["eval_f1"] >= 0
     assert (tmp_path / "hotel" / "run.json").is_file()
     exec(compile(own_loop, "README.md", "exec"), names)
-    assert names["bill"].fits
+    assert names["phases"].fits
 
 
 def test_the_job_file_of_the_readme_is_one(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_the_job_file_of_the_readme_is_one(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(content, "utf-8")
     values, use = read_job_file(tmp_path / "job.yaml")
     assert Job(**values).batch_size == 32
-    assert Recipe.parse(use).words
+    assert Recipe.parse(use).specs
 
 
 def test_both_languages_say_the_same() -> None:

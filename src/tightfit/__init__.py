@@ -6,58 +6,58 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightfit.api import ladder, plan, rehearse, train
-    from tightfit.comparison.comparison import Ladder
+    from tightfit.api import compare, estimate, plan, train
+    from tightfit.comparison.comparison import Comparison
     from tightfit.device import Budget
     from tightfit.errors import DoesNotFit, TightfitError
     from tightfit.inference import evaluate, predict
     from tightfit.job import Job
     from tightfit.planning.plan import Plan
     from tightfit.runs.record import Run, load_run
-    from tightfit.simulation.estimate import Bill
+    from tightfit.simulation.estimate import Estimate
     from tightfit.strategies.freeze import freeze, frozen_parameters
     from tightfit.strategies.recipe import Recipe
 
 # torch takes seconds to import: each name is fetched when it is first used.
 _HOMES = {
-    "Bill": "simulation.estimate",
     "Budget": "device",
+    "Comparison": "comparison.comparison",
     "DoesNotFit": "errors",
+    "Estimate": "simulation.estimate",
     "Job": "job",
-    "Ladder": "comparison.comparison",
     "Plan": "planning.plan",
     "Recipe": "strategies.recipe",
     "Run": "runs.record",
     "TightfitError": "errors",
+    "compare": "api",
+    "estimate": "api",
     "evaluate": "inference",
     "freeze": "strategies.freeze",
     "frozen_parameters": "strategies.freeze",
-    "ladder": "api",
     "load_run": "runs.record",
     "plan": "api",
     "predict": "inference",
-    "rehearse": "api",
     "train": "api",
 }
 
 __all__ = [
-    "Bill",
     "Budget",
+    "Comparison",
     "DoesNotFit",
+    "Estimate",
     "Job",
-    "Ladder",
     "Plan",
     "Recipe",
     "Run",
     "TightfitError",
+    "compare",
+    "estimate",
     "evaluate",
     "freeze",
     "frozen_parameters",
-    "ladder",
     "load_run",
     "plan",
     "predict",
-    "rehearse",
     "train",
 ]
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tightfit.device import Budget, find_device_or_card
+from tightfit.device import Budget, find_device_or_gpu
 from tightfit.job import Job
 from tightfit.strategies.recipe import Recipe
 
 if TYPE_CHECKING:
-    from tightfit.comparison.comparison import Ladder
+    from tightfit.comparison.comparison import Comparison
     from tightfit.planning.plan import Plan
     from tightfit.runs.record import Run
-    from tightfit.simulation.estimate import Bill
+    from tightfit.simulation.estimate import Estimate
 
 SAVE_EVERY = "30 minutes"
 
@@ -34,38 +34,38 @@ def plan(
     `use` pins strategies, `avoid` leaves some out, and `allow="different"` also takes those that change what is
     trained. The batch size, the epochs and the learning rate never change.
     """
-    from tightfit.planning.constraints import Wishes
+    from tightfit.planning.constraints import Constraints
 
     wanted = budget if isinstance(budget, Budget) else Budget.of(budget, device)
-    wishes = Wishes.of(use, avoid, allow)
+    constraints = Constraints.of(use, avoid, allow)
     from tightfit.planning.planner import Planner
 
-    made = Planner.of(job, wanted.device).plan(wanted, wishes)
+    made = Planner.of(job, wanted.device).plan(wanted, constraints)
     return replace(made, job=job)  # as given: a batch of more rows than there are today may have them tomorrow
 
 
-def rehearse(
+def estimate(
     job: Job | Callable[[], Any], use: str | Sequence[str] = (), device: str | None = None, *, probe: bool = False
-) -> Bill:
+) -> Estimate:
     """Say what a training will take: bytes by moment and kind, from the model's shape and the data's lengths.
 
     Instead of a job it takes a function that builds a training of your own and returns its step.
     With `probe` a model that cannot be rehearsed is tried out on real tensors.
     """
-    where = find_device_or_card(device)
+    where = find_device_or_gpu(device)
     if not isinstance(job, Job):
-        from tightfit.simulation.own_loop import rehearse_loop
+        from tightfit.simulation.own_loop import estimate_loop
 
-        return rehearse_loop(job, where)
+        return estimate_loop(job, where)
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
 
-    from tightfit.simulation.simulation import Rehearsal, play_ahead
+    from tightfit.simulation.simulation import Simulation, trace_in_parallel
 
     recipe.load()
-    rehearsal = Rehearsal.of(job, where, probe=probe)
+    simulation = Simulation.of(job, where, probe=probe)
     if not probe:  # which may use real tensors, and with them threads that a fork has not
-        play_ahead(rehearsal, [recipe])
-    return rehearsal.bill(recipe)
+        trace_in_parallel(simulation, [recipe])
+    return simulation.estimate(recipe)
 
 
 def train(
@@ -83,7 +83,7 @@ def train(
     quiet: bool = False,
     save_every: str = SAVE_EVERY,
     preflight: bool = True,
-    only_measure: bool = False,
+    measure_only: bool = False,
 ) -> Run:
     """Train a job with the strategies in `use` and write the trained model and its record to `out`.
 
@@ -95,14 +95,14 @@ def train(
     With `only_measure` the evaluation is its largest batch: enough for memory and time, and no measure of quality.
     """
     from tightfit.report.model_card import write_card
-    from tightfit.report.progress import Screen
+    from tightfit.report.progress import Terminal
     from tightfit.training.run import run_job
 
     return run_job(
         job,
         [use] if isinstance(use, str) else list(use),
         out=Path(out),
-        screen=Screen(quiet=quiet),
+        terminal=Terminal(quiet=quiet),
         write_card=write_card,
         device=device,
         budget=budget,
@@ -113,38 +113,38 @@ def train(
         report_to=report_to,
         save_every=save_every,
         preflight=preflight,
-        only_measure=only_measure,
+        measure_only=measure_only,
     )
 
 
-def ladder(
+def compare(
     job: Job,
-    rungs: str | Sequence[str] = "all",
+    recipes: str | Sequence[str] = "all",
     *,
     steps: int = 8,
     full: bool = False,
     seeds: int = 1,
     budget: str | None = None,
     device: str | None = None,
-    out: str | Path = "ladder",
+    out: str | Path = "comparison",
     quiet: bool = False,
-) -> Ladder:
+) -> Comparison:
     """Measure recipes side by side and write what they took to `out`.
 
-    `rungs` is a preset (tutorial, ours, all) or a list of recipes such as "slice:size=8 checkpoint". Each is trained
+    `recipes` is a preset (tutorial, ours, all) or a list of recipes such as "micro-batch:size=8 checkpoint". Each is trained
     for some steps, or with `full` to the end of the job, once for each seed. Called again it goes on where it stopped.
     """
-    from tightfit.comparison.comparison import find_rungs
-    from tightfit.comparison.runner import climb
-    from tightfit.report.progress import Screen
+    from tightfit.comparison.comparison import find_recipes
+    from tightfit.comparison.runner import run_comparison
+    from tightfit.report.progress import Terminal
 
-    return climb(
-        job.with_full_paths(),
-        find_rungs(rungs, job, device),
+    return run_comparison(
+        job.resolve_paths(),
+        find_recipes(recipes, job, device),
         steps=None if full else steps,
         seeds=seeds,
         budget=budget,
         device=device,
         out=Path(out),
-        screen=Screen(quiet=quiet),
+        terminal=Terminal(quiet=quiet),
     )

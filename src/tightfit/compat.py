@@ -216,7 +216,7 @@ def fingerprint_of(dataset: Any) -> str:
 def adam_32bit_update(
     gradient: torch.Tensor,
     parameter: torch.Tensor,
-    moments: tuple[torch.Tensor, torch.Tensor],
+    phases: tuple[torch.Tensor, torch.Tensor],
     *,
     betas: tuple[float, float],
     eps: float,
@@ -228,7 +228,7 @@ def adam_32bit_update(
     from bitsandbytes import functional
 
     functional.optimizer_update_32bit(
-        "adam", gradient, parameter, moments[0], betas[0], eps, step, lr, moments[1], betas[1],
+        "adam", gradient, parameter, phases[0], betas[0], eps, step, lr, phases[1], betas[1],
         weight_decay=weight_decay,
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def adam_32bit_update(
 def adam_8bit_update(
     gradient: torch.Tensor,
     parameter: torch.Tensor,
-    moments: tuple[torch.Tensor, torch.Tensor],
+    phases: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor, torch.Tensor],
     values: tuple[torch.Tensor, torch.Tensor],
     *,
@@ -250,7 +250,7 @@ def adam_8bit_update(
     from bitsandbytes import functional
 
     functional.optimizer_update_8bit_blockwise(
-        "adam", gradient, parameter, *moments, *betas, 0.0, 0.0, eps, step, lr, *values, *scales, weight_decay
+        "adam", gradient, parameter, *phases, *betas, 0.0, 0.0, eps, step, lr, *values, *scales, weight_decay
     )
 
 

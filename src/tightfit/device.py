@@ -54,17 +54,17 @@ def find_device(word: str | None = None) -> Device:
     return _cpu()
 
 
-def find_device_or_card(word: str | None = None) -> Device:
+def find_device_or_gpu(word: str | None = None) -> Device:
     """A device of this machine, or a card by its name that need not be here: for rehearsing, not for training."""
-    if word is not None and (card := find_card(word)):
+    if word is not None and (card := find_gpu(word)):
         return card
     if word is None or word.partition(":")[0] in KINDS:
         return find_device(word)
-    raise BadInput(f"There is no device '{word}': {suggest(word, [*KINDS, *CARDS])}")
+    raise BadInput(f"There is no device '{word}': {suggest(word, [*KINDS, *GPUS])}")
 
 
 def _no_such_device(word: str) -> str:
-    if card := find_card(word):
+    if card := find_gpu(word):
         return f"'{card.title}' can be rehearsed for; training runs on this machine: use --device cuda or cpu."
     return f"There is no device '{word}': {suggest(word, KINDS)}"
 
@@ -124,13 +124,13 @@ def _apple(gpu: GPU) -> Device:
     return Device("mps", gpu.title, bf16=True, fp16=True, memory=int(gpu.gib * share * _GIB))
 
 
-CARDS = {card.title: card for card in [*map(_nvidia, NVIDIA), *map(_apple, APPLE)]}
+GPUS = {card.title: card for card in [*map(_nvidia, NVIDIA), *map(_apple, APPLE)]}
 
 
-def find_card(word: str) -> Device | None:
+def find_gpu(word: str) -> Device | None:
     """The card a person means by `RTX 3050 4GB`, `rtx3050` or `Tesla T4`; of several sizes the smallest."""
     wanted = _plain(word)
-    for title, card in CARDS.items():
+    for title, card in GPUS.items():
         names = (_plain(title), _plain(title.rpartition(" ")[0]))
         # People say `3050 4GB` and mean the RTX.
         if wanted in names or wanted in (re.sub(r"^(rtx|gtx)", "", name) for name in names):
@@ -155,7 +155,7 @@ class Budget:
     @classmethod
     def of(cls, size: str | int | None = None, device: Device | str | None = None) -> Budget:
         """Read "4GB"; without a size it is what the device has."""
-        where = device if isinstance(device, Device) else find_device_or_card(device)
+        where = device if isinstance(device, Device) else find_device_or_gpu(device)
         if size is None:
             return cls(_all_of(where), where)
         return cls(parse_bytes(size) if isinstance(size, str) else size, where)

@@ -134,6 +134,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OOM_TEXTS)
 
 
-def reason_of(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

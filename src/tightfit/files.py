@@ -16,12 +16,12 @@ _CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS, errno.EBADF) 
 
 def write_whole(path: Path, text: str) -> None:
     """Write a small file."""
-    with whole_file(path) as aside:
+    with atomic_file(path) as aside:
         aside.write_text(text, "utf-8")
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path) -> Iterator[Path]:
     """A file to write aside; brought to the disk, it takes its name."""
     aside = path.with_name(f".{path.name}{_PART}")
     try:
@@ -35,7 +35,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_dir(target: Path) -> Iterator[Path]:
     """A folder to write into; it takes the target's name when everything in it is on the disk."""
     aside = target.with_name(f".{target.name}{_PART}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -46,7 +46,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
             _sync(path)
         _sync(aside)
         if target.exists():
-            remove_whole(target)
+            atomic_remove(target)
         aside.rename(target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -54,7 +54,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     _sync(target.parent)
 
 
-def remove_whole(folder: Path) -> None:
+def atomic_remove(folder: Path) -> None:
     """Remove a folder; never leave half of it under its name."""
     aside = folder.with_name(f".{folder.name}{_GONE}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -62,14 +62,14 @@ def remove_whole(folder: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_stale(folder: Path) -> None:
     """What a killed process was writing or removing."""
     for path in folder.glob(".*"):
         if path.name.endswith((_PART, _GONE)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def is_leftover(path: Path) -> bool:
+def is_stale(path: Path) -> bool:
     """Whether a killed process left this behind."""
     return path.name.startswith(".") and path.name.endswith((_PART, _GONE))
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightfit.data.batches import RowLimits
-from tightfit.data.row_file import Store, store_rows
+from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Labels, Rows, about_unknown_labels, clean, load_rows
 from tightfit.data.sources import Source, find_sources
 from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device, find_device
-from tightfit.engine.oom import freed_after_failure
+from tightfit.engine.oom import release_memory_on_error
 from tightfit.errors import DataError, ModelError, OutputError
-from tightfit.files import whole_file
+from tightfit.files import atomic_file
 from tightfit.runs.record import Run, load_run
 from tightfit.tasks import find_task
-from tightfit.training.memory_limit import guarded
+from tightfit.training.memory_limit import limit_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 
-ROWS_AT_ONCE = 32
+BATCH_SIZE = 32
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
 
-@freed_after_failure
+@release_memory_on_error
 def predict(
     folder: str | Path, texts: str | Sequence[str | tuple[str, str]], device: str | None = None
 ) -> list[Prediction]:
@@ -67,7 +67,7 @@ def predict(
     pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
     names = ("text", "text_pair") if any(second for _, second in pairs) else ("text",)
     rows = ({name: clean(text)[0] for name, text in zip(names, pair, strict=False)} for pair in pairs)
-    with guarded(where, _say_nothing):
+    with limit_memory(where, _say_nothing):
         logits = _logits(model, encode(store_rows(rows, dict.fromkeys(names, str)), tokenizer, limit), tokenizer)
     shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
@@ -75,7 +75,7 @@ def predict(
     return [Prediction(names[int(row.argmax())], float(row.max())) for row in shares]
 
 
-@freed_after_failure
+@release_memory_on_error
 def evaluate(
     folder: str | Path,
     data: str | None = None,
@@ -97,7 +97,7 @@ def evaluate(
     if not known:
         raise DataError(f"{rows.name} has no row left to evaluate on: give a file with other rows and known labels.")
     tokens = encode(held_out.select(known), tokenizer, limit, labels)
-    with guarded(where, _say_nothing):
+    with limit_memory(where, _say_nothing):
         logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
     scores = find_task(run.job.task).metrics(EvalPrediction(predictions=logits, label_ids=truth))
     metrics = {f"eval_{name}": value for name, value in scores.items()}
@@ -106,17 +106,17 @@ def evaluate(
 
 def _rows_to_evaluate(
     run: Run, data: str | None, text: str | None, label: str | None
-) -> tuple[Rows, Store, tuple[str, ...]]:
+) -> tuple[Rows, RowFile, tuple[str, ...]]:
     """The rows, those of them that were not trained on, and what there is to say about it."""
     job = run.job
-    rows, validation = load_rows_like(run, data or job.validation or job.data, text, label)
+    rows, validation = load_rows_for(run, data or job.validation or job.data, text, label)
     if data is None and job.validation is None and validation is not None:
         rows = validation
     held_out, note = held_out_rows(Path(run.folder), rows)
     return rows, held_out, (*rows.notes, *note)
 
 
-def load_rows_like(
+def load_rows_for(
     run: Run, data: str, text: str | None = None, label: str | None = None, *, need_label: bool = True
 ) -> tuple[Rows, Rows | None]:
     """Rows of a file from the given columns, else from those the run was trained on, else found by name."""
@@ -144,23 +144,23 @@ def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokeniz
     import torch
     from transformers import DataCollatorWithPadding
 
-    from tightfit.training.recovery import run_in_pieces
+    from tightfit.training.recovery import run_in_chunks
 
     collate = DataCollatorWithPadding(tokenizer)
     order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
     out = np.empty((len(tokens), model.config.num_labels), dtype=np.float32)
     inputs = tokens.dataset.without("labels")
-    limits = RowLimits(ROWS_AT_ONCE)
+    limits = RowLimits(BATCH_SIZE)
 
     def answer(batch: Batch) -> Array:
         on_device = {name: value.to(model.device) for name, value in batch.items()}
         return model(**on_device).logits.float().cpu().numpy()
 
     with torch.inference_mode():
-        for start in range(0, len(order), ROWS_AT_ONCE):
-            rows = order[start : start + ROWS_AT_ONCE]
+        for start in range(0, len(order), BATCH_SIZE):
+            rows = order[start : start + BATCH_SIZE]
             batch = dict(collate(inputs.__getitems__(rows)))
-            out[rows] = np.concatenate(run_in_pieces(answer, batch, limits, _say_nothing))
+            out[rows] = np.concatenate(run_in_chunks(answer, batch, limits, _say_nothing))
     return out
 
 
@@ -189,13 +189,13 @@ class Labelled:
 def label_file(run: str | Path, data: str, out: Path, device: str | None = None, text: str | None = None) -> Labelled:
     """Label every row of a file and write all of it, answers beside it, to another."""
     _refuse_output(out)
-    rows, _ = load_rows_like(load_run(run), data, text, need_label=False)
+    rows, _ = load_rows_for(load_run(run), data, text, need_label=False)
     dataset = rows.dataset
     pairs = dataset["text_pair"] if "text_pair" in dataset.column_names else [""] * len(dataset)
     answers = predict(run, list(zip(dataset["text"], pairs, strict=True)), device)
     table = _Answered(rows.source, dict(zip(dataset["row"], answers, strict=True)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(out) as aside:
+    with atomic_file(out) as aside:
         _WRITERS[out.suffix.lower()](aside, table)
     return Labelled(len(answers), rows.notes)
 

@@ -59,19 +59,19 @@ class Job(BaseModel):
 
     @field_validator("text", "label", mode="before")
     @classmethod
-    def _as_written(cls, value: Any) -> Any:
+    def _coerce_columns(cls, value: Any) -> Any:
         """In YAML a column may be a number, and the two of a pair a list."""
         if isinstance(value, (list, tuple)) and all(isinstance(name, (str, int)) for name in value):
             return ",".join(str(name) for name in value)
         return str(value) if isinstance(value, int) else value
 
-    def with_full_paths(self) -> Job:
+    def resolve_paths(self) -> Job:
         """The same job from any folder: what is a file or folder here is named from the root."""
         named = {name: getattr(self, name) for name in ("model", "data", "validation")}
         paths = {name: Path(value).expanduser() for name, value in named.items() if value is not None}
         return self.model_copy(update={name: str(p.resolve()) for name, p in paths.items() if p.exists()})
 
-    def for_rows(self, rows: int) -> Job:
+    def clip_batch_size(self, rows: int) -> Job:
         """The same training of so many rows: a batch holds no more than there are."""
         return self.model_copy(update={"batch_size": min(self.batch_size, rows)})
 
@@ -81,7 +81,7 @@ class Job(BaseModel):
         return tuple(name.strip() for name in self.text.split(",")) if self.text else None
 
 
-def job_words() -> list[str]:
+def setting_names() -> list[str]:
     """The names of a job's settings as written on the command line and in YAML."""
     return [name.replace("_", "-") for name in Job.model_fields]
 
@@ -94,14 +94,16 @@ def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     use = content.pop("use", None) or []
     content.pop("plan", None)
     if not isinstance(use, list) or not all(isinstance(word, str) for word in use):
-        raise BadInput(f"{path}, {line_of(path, 'use')}: 'use' must be a list of strategies such as '- slice:size=8'.")
+        raise BadInput(
+            f"{path}, {locate_key(path, 'use')}: 'use' must be a list of strategies such as '- micro-batch:size=8'."
+        )
     values = {}
     for key, value in content.items():
         word = key if isinstance(key, str) else shown(key)
         name = word.replace("-", "_")
         if name not in Job.model_fields:
-            known = suggest(word, [*job_words(), "use", "plan"])
-            raise BadInput(f"{path}, {line_of(path, word)}: there is no setting '{word}': {known}")
+            known = suggest(word, [*setting_names(), "use", "plan"])
+            raise BadInput(f"{path}, {locate_key(path, word)}: there is no setting '{word}': {known}")
         _refuse(path, word, name, value)
         values[name] = value
     return values, use
@@ -112,10 +114,10 @@ def _refuse(path: Path, word: str, name: str, value: Any) -> None:
     try:
         Job(**{"model": "any", "data": "any", name: value})
     except BadInput as error:
-        raise BadInput(f"{path}, {line_of(path, word)}: {error}") from None
+        raise BadInput(f"{path}, {locate_key(path, word)}: {error}") from None
 
 
-def line_of(path: Path, key: str, below: str | None = None) -> str:
+def locate_key(path: Path, key: str, below: str | None = None) -> str:
     """Where a file names a key, for people who look for it; only after another one, if that is said."""
     lines = path.read_text("utf-8").splitlines()
     start = next((number for number, line in enumerate(lines, 1) if line.startswith(f"{below}:")), 0) if below else 0
@@ -153,7 +155,7 @@ def _sentence(error: ValidationError) -> str:
     for item in error.errors():
         name = str(item["loc"][0]).replace("_", "-") if item["loc"] else "job"
         if item["type"] == "extra_forbidden":
-            problems.append(f"there is no setting '{name}': {suggest(name, job_words())}")
+            problems.append(f"there is no setting '{name}': {suggest(name, setting_names())}")
         elif item["type"] == "missing":
             problems.append(f"{name} is missing")
         else:

@@ -9,8 +9,8 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
-from tightfit.errors import ModelError, is_out_of_memory, reason_of, shown
-from tightfit.optional_imports import let_in
+from tightfit.errors import ModelError, first_line, is_out_of_memory, shown
+from tightfit.optional_imports import allow_imports
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,7 +108,7 @@ def _let_adapters_in(name: str) -> None:
     """transformers puts a model and its adapter together with peft, where it finds that."""
     folder = Path(name)
     if not folder.is_dir() or (folder / "adapter_config.json").is_file():
-        let_in("peft")
+        allow_imports("peft")
 
 
 def _refuse_paths_outside(name: str) -> None:
@@ -135,20 +135,20 @@ def _clear_errors(name: str, what: str) -> Iterator[None]:
 
 
 def _sentence(name: str, what: str, error: Exception) -> str:
-    first_line = reason_of(error).rstrip(".")
+    reason = first_line(error).rstrip(".")
     if "trust_remote_code" in str(error):
         return (
             f"'{name}' wants to run its own code, which tightfit does not allow: use a model that transformers knows."
         )
     if isinstance(error, UnpicklingError):
         return f"The weights in '{name}' are a pickle that cannot be loaded safely: convert them to safetensors."
-    if what == "tokenizer" and "backend tokenizer" in first_line:
+    if what == "tokenizer" and "backend tokenizer" in reason:
         return _NO_TOKENIZER.format(name=name)
     if Path(name).is_dir():
         hint = " Add --random-weights to use only the model's shape." if what == "weights" else ""
-        return f"The {what} of the model in '{name}' cannot be loaded: {first_line}.{hint}"
+        return f"The {what} of the model in '{name}' cannot be loaded: {reason}.{hint}"
     return (
-        f"The {what} of '{name}' cannot be had from the hub: {first_line}. "
+        f"The {what} of '{name}' cannot be had from the hub: {reason}. "
         "Check the name and the connection, or give a local folder."
     )
 
@@ -201,24 +201,24 @@ def embedding_modules(model: PreTrainedModel) -> list[nn.Module]:
     ]
 
 
-def depth_of(config: PretrainedConfig) -> int | None:
+def num_layers(config: PretrainedConfig) -> int | None:
     """How many layers the model has; None if it does not say, or its stacks are not equally deep."""
     config = config.get_text_config()
     depths = {getattr(config, name) for name in _DEPTHS if hasattr(config, name)}
     return depths.pop() if len(depths) == 1 else None
 
 
-def period_of(config: PretrainedConfig) -> int:
+def layer_period(config: PretrainedConfig) -> int:
     """After how many layers the config describes the same layer again (ModernBERT: two local ones, one global)."""
-    lists = _lists_of_layers(config.get_text_config()).values()
-    depth = depth_of(config) or 1
+    lists = _per_layer_lists(config.get_text_config()).values()
+    depth = num_layers(config) or 1
     return next(n for n in range(1, depth + 1) if all(values[n:] == values[:-n] for values in lists))
 
 
-def set_depth(config: PretrainedConfig, layers: int) -> None:
+def truncate_layers(config: PretrainedConfig, layers: int) -> None:
     """Leave only the first layers."""
     config = config.get_text_config()
-    lists = _lists_of_layers(config)
+    lists = _per_layer_lists(config)
     for name in _DEPTHS:
         if hasattr(config, name):
             setattr(config, name, layers)
@@ -226,7 +226,7 @@ def set_depth(config: PretrainedConfig, layers: int) -> None:
         setattr(config, name, values[:layers])
 
 
-def _lists_of_layers(config: PretrainedConfig) -> dict[str, list[Any]]:
+def _per_layer_lists(config: PretrainedConfig) -> dict[str, list[Any]]:
     """What a config says of every layer by itself."""
-    depth = depth_of(config)
+    depth = num_layers(config)
     return {name: value for name, value in vars(config).items() if isinstance(value, list) and len(value) == depth}

@@ -12,21 +12,29 @@ import sys
 from importlib.machinery import PathFinder
 
 ARROW = ("datasets", "pandas", "pyarrow")
+_slim = False
 _UNUSED = (*ARROW, "bitsandbytes", "peft", "scipy", "sklearn")
 _ASKING = ("transformers.trainer", "transformers.trainer_utils")
 
 
-def leave_out_the_unused() -> None:
+def block_unused_imports() -> None:
     """Before anything is imported. Python takes a module that is None for one that is not installed."""
+    global _slim
+    _slim = True
     for name in _UNUSED:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
-def let_in(*names: str) -> None:
+def is_slim() -> bool:
+    """Whether unused libraries are blocked in this process, as they are on the command line."""
+    return _slim
+
+
+def allow_imports(*names: str) -> None:
     """Something here needs them, or all: from now on they are found."""
     for name in names or _UNUSED:
         if sys.modules.get(name, ...) is None:
-            _settle(name)
+            _freeze_availability(name)
             del sys.modules[name]
 
 
@@ -35,7 +43,7 @@ def is_installed(name: str) -> bool:
     return bool(sys.modules.get(name)) or PathFinder.find_spec(name) is not None
 
 
-def _settle(name: str) -> None:
+def _freeze_availability(name: str) -> None:
     """These ask time and again whether it is there, and would use names that they have not imported."""
     for module in filter(None, map(sys.modules.get, _ASKING)):
         if hasattr(module, question := f"is_{name}_available"):

@@ -18,12 +18,12 @@ from typing import IO, Any, TypeVar
 from tightfit.errors import RunFailed
 
 
-def cores() -> int:
+def usable_cpus() -> int:
     """How many can be used; one where a process cannot fork."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
-def do_without_threads() -> None:
+def use_one_thread() -> None:
     """First of all in a forked process: torch's threads have stayed behind, and it would wait for them for ever."""
     if "torch" in sys.modules:
         import torch
@@ -41,9 +41,9 @@ def do_without_threads() -> None:
 T = TypeVar("T")
 
 
-def elsewhere(work: Callable[..., T], *given: Any) -> T:
+def run_in_fork(work: Callable[..., T], *given: Any) -> T:
     """What the work returns, or raises."""
-    if sys.platform != "linux" or _a_card_is_in_use():
+    if sys.platform != "linux" or _cuda_is_initialized():
         return work(*given)
     here, there = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, work, given))
@@ -63,14 +63,14 @@ def elsewhere(work: Callable[..., T], *given: Any) -> T:
     return found
 
 
-def _a_card_is_in_use() -> bool:
+def _cuda_is_initialized() -> bool:
     """Its driver does not outlive a fork."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
 
 
 def _answer(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    do_without_threads()
+    use_one_thread()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both, and one sentence is enough
     try:
         pipe.send(work(*given))
@@ -93,7 +93,9 @@ class WorkerResult:
     exit_code: int
 
 
-def ask(module: str, task: dict[str, Any], glance: Callable[[float], None] = lambda seconds: None) -> WorkerResult:
+def run_worker(
+    module: str, task: dict[str, Any], on_tick: Callable[[float], None] = lambda seconds: None
+) -> WorkerResult:
     """Have a task done; now and then `glance` hears for how long it has been on.
 
     The process speaks to files: a pipe that nobody reads while it works could fill up. Ctrl-C reaches only this
@@ -104,7 +106,7 @@ def ask(module: str, task: dict[str, Any], glance: Callable[[float], None] = lam
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=printed, stderr=said, start_new_session=True)
         try:
             _give(process, task)
-            _watch(process, glance)
+            _watch(process, on_tick)
         finally:
             process.kill()
             process.wait()
@@ -117,11 +119,11 @@ def _give(process: subprocess.Popen[bytes], task: dict[str, Any]) -> None:
     process.stdin.close()
 
 
-def _watch(process: subprocess.Popen[bytes], glance: Callable[[float], None]) -> None:
+def _watch(process: subprocess.Popen[bytes], on_tick: Callable[[float], None]) -> None:
     start = time.monotonic()
     while process.poll() is None:
         time.sleep(_GLANCE)
-        glance(time.monotonic() - start)
+        on_tick(time.monotonic() - start)
 
 
 def _worker_result(code: int, printed: IO[bytes], said: IO[bytes]) -> WorkerResult:

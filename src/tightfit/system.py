@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 THRESHOLD = 32 << 10
 
 
-def give_back_freed_memory() -> bool:
+def tune_malloc() -> bool:
     """Tune glibc for this process and hand back what is free now; elsewhere there is nothing to tune."""
     libc = _glibc()
     if libc is None:
@@ -70,7 +70,7 @@ def container_rooms() -> Iterator[tuple[int, int]]:
 
     Files that were read or written count as used until the room is needed; a checkpoint leaves all of its bytes there.
     """
-    for folder in _control_groups():
+    for folder in _cgroup_dirs():
         for limit, usage, cached, mapped in _CGROUPS:
             with contextlib.suppress(OSError, ValueError):
                 most = int((folder / limit).read_text())
@@ -79,7 +79,7 @@ def container_rooms() -> Iterator[tuple[int, int]]:
                 yield most, most - used + max(0, freeable)
 
 
-def _control_groups() -> Iterator[Path]:
+def _cgroup_dirs() -> Iterator[Path]:
     root = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tightfit import Job
-from tightfit.data.batches import batches_of, steps_of
+from tightfit.data.batches import batches_of, num_steps
 from tightfit.simulation.worst_case import Lengths
 
 
@@ -44,7 +44,7 @@ def test_batches_are_those_of_transformers(tmp_path: Path, epochs: int) -> None:
     assert seen == [batch.tolist() for batch in batches_of(job(epochs=epochs), 10)]
 
 
-@pytest.mark.parametrize("use", ["bucket", "bucket:pool=2"])
+@pytest.mark.parametrize("use", ["length-bucketing", "length-bucketing:pool=2"])
 def test_buckets_are_dealt_out_as_foretold(
     tiny_model: Path, reviews: Path, tmp_path: Path, use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,36 +63,36 @@ def test_buckets_are_dealt_out_as_foretold(
         return plain(self, model, inputs, num_items_in_batch)
 
     given = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, epochs=2)
-    prepared = prepare(given, Recipe.parse([use]), find_device("cpu"))
+    setup = prepare(given, Recipe.parse([use]), find_device("cpu"))
     monkeypatch.setattr(Trainer, "training_step", watched)
     train(given, [use], out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
-    lengths, buckets = prepared.train.lengths, buckets_of(prepared.parts, prepared.train)
+    lengths, buckets = setup.train.lengths, buckets_of(setup.parts, setup.train)
     dealt = [batch.tolist() for batch in batches_of(given, len(lengths), buckets)]
     assert seen == [[lengths[row] for row in batch] for batch in dealt]
     assert sorted(row for batch in dealt[: len(dealt) // 2] for row in batch) == list(range(len(lengths)))
-    foretold = Lengths.of(given, lengths, prepared.validation.lengths)._batches(prepared.parts)
-    assert [[n for n in row if n] for row in foretold.tolist()] == [sorted(batch, reverse=True) for batch in seen]
+    predicted = Lengths.of(given, lengths, setup.validation.lengths)._batches(setup.parts)
+    assert [[n for n in row if n] for row in predicted.tolist()] == [sorted(batch, reverse=True) for batch in seen]
 
 
 def test_buckets_leave_little_padding() -> None:
     import numpy as np
 
-    from tightfit.data.batches import Buckets
+    from tightfit.data.batches import LengthBuckets
 
     lengths = np.random.default_rng(0).integers(5, 129, size=1000)
     settings = job(batch_size=32)
 
-    def computed(buckets: Buckets | None) -> int:
+    def computed(buckets: LengthBuckets | None) -> int:
         return sum(len(batch) * int(lengths[batch].max()) for batch in batches_of(settings, 1000, buckets))
 
-    assert computed(Buckets(lengths.tolist(), 32, 10)) < 1.15 * lengths.sum()
+    assert computed(LengthBuckets(lengths.tolist(), 32, 10)) < 1.15 * lengths.sum()
     assert computed(None) > 1.7 * lengths.sum()
 
 
 def test_steps() -> None:
-    assert steps_of(job(), 10) == 3
-    assert steps_of(job(epochs=1.5), 10) == 5
-    assert steps_of(job(max_steps=2), 10) == 2
+    assert num_steps(job(), 10) == 3
+    assert num_steps(job(epochs=1.5), 10) == 5
+    assert num_steps(job(max_steps=2), 10) == 2
     assert len(list(batches_of(job(max_steps=7), 10))) == 7
 
 
@@ -103,14 +103,14 @@ def test_the_worst_slice_is_one_that_comes(monkeypatch: pytest.MonkeyPatch) -> N
     lengths = [5] * 40
     lengths[17] = 24
     found = Lengths.of(job(), lengths, [6, 3])
-    shapes = found.worst(parts_of("slice:size=2"))
+    shapes = found.worst(parts_of("micro-batch:size=2"))
     assert ((2, 24), (2, 5)) in (shapes.slices, shapes.first)
     batch = next(i for i, rows in enumerate(batches_of(job(), 40)) if 17 in rows)
     assert shapes.batch == batch + 1
     assert f"batch {batch + 1} of 10" in str(shapes)
     if batch:
         early = Lengths.of(job(max_steps=batch), lengths, [6, 3])
-        assert early.worst(parts_of("slice:size=2")).slices == ((2, 5), (2, 5))
+        assert early.worst(parts_of("micro-batch:size=2")).slices == ((2, 5), (2, 5))
 
 
 def test_the_largest_batch_counts_also_if_it_is_the_first() -> None:
@@ -119,7 +119,7 @@ def test_the_largest_batch_counts_also_if_it_is_the_first() -> None:
 
     lengths = [5] * 40
     lengths[int(next(batches_of(job(), 40))[0])] = 24
-    for use in ("slice:size=2", "slice-layers:size=2"):
+    for use in ("micro-batch:size=2", "chunked-layers:size=2"):
         shapes = Lengths.of(job(), lengths, [6, 3]).worst(parts_of(use))
         assert shapes.slices[0][1] == 24
         assert shapes.texts is None or sorted(shapes.texts) == [5, 5, 5, 24]

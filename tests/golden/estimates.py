@@ -16,15 +16,15 @@ from parts import CPU
 
 from tightfit import Job
 from tightfit.data.rows import Labels
-from tightfit.device import CARDS, Device
+from tightfit.device import GPUS, Device
 from tightfit.errors import RecipeError
-from tightfit.simulation.op_counts import Work
-from tightfit.simulation.simulation import Company, Rehearsal
+from tightfit.simulation.op_counts import OpCounts
+from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.recipe import Recipe
 
 FILE = Path(__file__).parent / "estimates.json"
-DEVICES = {"cpu": CPU, "gpu": CARDS["T4 16GB"]}
+DEVICES = {"cpu": CPU, "gpu": GPUS["T4 16GB"]}
 SHAPES: dict[str, dict[str, Any]] = {
     "Bert, 6 layers, 16 rows of 48": {"architecture": "Bert", "layers": 6, "batch_size": 16, "max_length": 48},
     "DistilBert, 5 layers, 12 rows of 40": {
@@ -38,33 +38,33 @@ SHAPES: dict[str, dict[str, Any]] = {
 RECIPES = (
     "",
     "adamw:fused=false",
-    "slice:size=4",
-    "slice-tokens:tokens=96",
-    "attention",
-    "checkpoint",
-    "checkpoint:every=2",
-    "slice-layers:size=4",
-    "slice-layers:size=2,layers=2 adafactor step-in-backward",
-    "attention slice-layers:size=4 bucket adafactor step-in-backward",
-    "attention slice-tokens:tokens=128 checkpoint adamw-16bit",
-    "bucket adafactor",
-    "slice:size=4 checkpoint adafactor",
+    "micro-batch:size=4",
+    "micro-batch:tokens=96",
+    "tiled-attention",
+    "gradient-checkpointing",
+    "gradient-checkpointing:every=2",
+    "chunked-layers:size=4",
+    "chunked-layers:size=2,layers=2 adafactor optimizer-in-backward",
+    "tiled-attention chunked-layers:size=4 length-bucketing adafactor optimizer-in-backward",
+    "tiled-attention micro-batch:tokens=128 gradient-checkpointing adamw-16bit",
+    "length-bucketing adafactor",
+    "micro-batch:size=4 gradient-checkpointing adafactor",
     "mixed-precision",
-    "mixed-precision checkpoint slice:size=4",
+    "mixed-precision gradient-checkpointing micro-batch:size=4",
     "bf16-weights",
-    "bf16-weights adafactor step-in-backward",
+    "bf16-weights adafactor optimizer-in-backward",
     "adamw-8bit",
-    "adamw-16bit step-in-backward",
+    "adamw-16bit optimizer-in-backward",
     "offload-optimizer",
     "offload-optimizer adamw-16bit",
     "offload-activations",
     "lora",
-    "lora checkpoint slice:size=4",
+    "lora gradient-checkpointing micro-batch:size=4",
     "freeze",
     "freeze:layers=2",
-    "freeze:cache=false slice:size=4",
+    "freeze:cache=false micro-batch:size=4",
     "max-length:tokens=16",
-    "max-length:tokens=16 slice:size=4 adafactor",
+    "max-length:tokens=16 micro-batch:size=4 adafactor",
 )
 
 
@@ -77,7 +77,7 @@ def compute(shape: str, device: str) -> dict[str, Any]:
 
 def _simulation(
     folder: Path, device: Device, architecture: str, layers: int, batch_size: int, max_length: int
-) -> Rehearsal:
+) -> Simulation:
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "dropout": 0.1, "attn_pdrop": 0.1}
     small_config(architecture, layers, **dropout).save_pretrained(folder)
     job = Job(model=str(folder), data="none", batch_size=batch_size, max_length=max_length, random_weights=True)
@@ -86,27 +86,27 @@ def _simulation(
         [5 + row for row in range(20)],
     )
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
-    company = Company(job, device, Labels(("a", "b", "c")), tokenizer)
-    return Rehearsal(company, Lengths.of(job, train, validation), overhead=0)
+    setup = SimulationSetup(job, device, Labels(("a", "b", "c")), tokenizer)
+    return Simulation(setup, Lengths.of(job, train, validation), overhead=0)
 
 
-def _values(simulated: Rehearsal, recipe: str) -> dict[str, Any]:
+def _values(simulated: Simulation, recipe: str) -> dict[str, Any]:
     parsed = Recipe.parse(recipe.split())
     try:
-        bill, (played, _) = simulated.bill(parsed), simulated.played(parsed)
+        estimate, (traced, _) = simulated.estimate(parsed), simulated.traced(parsed)
     except RecipeError:
         return {"rejected": True}
-    done = played.performance
+    done = traced.training
     return {
-        "phases": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in bill.moments.items()},
-        "host": bill.host,
-        "parameters": [bill.parameters, bill.trainable_parameters],
+        "phases": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in estimate.phases.items()},
+        "host": estimate.host,
+        "parameters": [estimate.parameters, estimate.trainable_parameters],
         "operations": _totals(done.work),
         "optimizer operations": _totals(done.steps),
     }
 
 
-def _totals(parts: tuple[tuple[int, Work], ...]) -> dict[str, list[float]]:
+def _totals(parts: tuple[tuple[int, OpCounts], ...]) -> dict[str, list[float]]:
     """Amount and calls of each kind of operation, summed over all sections."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for weight, work in parts:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-Shapes = tuple[tuple[int, ...], ...]
+WorstShapes = tuple[tuple[int, ...], ...]
 
 
-def parameters(shapes: Shapes) -> list[torch.nn.Parameter]:
+def parameters(shapes: WorstShapes) -> list[torch.nn.Parameter]:
     torch.manual_seed(0)
     return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
 
@@ -26,7 +26,7 @@ def set_gradients(
 
 def torn_as_whole(
     build: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-    shapes: Shapes,
+    shapes: WorstShapes,
     draw: Callable[[torch.Size], torch.Tensor] = torch.randn,
 ) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
     """Steps whose state is saved and loaded each time move to the same bits; gives the optimizer and a parameter."""
@@ -44,7 +44,7 @@ def torn_as_whole(
 
 def check_gradients_are_left(
     build: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-    shapes: Shapes,
+    shapes: WorstShapes,
     draw: Callable[[torch.Size], torch.Tensor] = torch.randn,
 ) -> None:
     mine = parameters(shapes)

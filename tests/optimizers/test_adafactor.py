@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from peers import check_gradients_are_left, parameters, set_gradients, torn_as_whole
+from optimizers.peers import check_gradients_are_left, parameters, set_gradients, torn_as_whole
 from transformers.optimization import Adafactor as TheirAdafactor
 
 import tightfit.optimizers.adafactor as ours
@@ -20,9 +20,9 @@ def draw(shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape) * 10 ** torch.randn(()) * (torch.rand(shape) > 0.1)
 
 
-@pytest.mark.parametrize("piece", [1, 100, 1 << 19])
-def test_parameters_move_as_with_transformers(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ours._PIECE, "cpu", piece)
+@pytest.mark.parametrize("chunk", [1, 100, 1 << 19])
+def test_parameters_move_as_with_transformers(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ours._PIECE, "cpu", chunk)
     mine, their = parameters(SHAPES), parameters(SHAPES)
     groups: Any = [{"params": mine, "weight_decay": DECAY}]
     optimizer = Adafactor(groups, lr=0.01)

@@ -10,18 +10,18 @@ import yaml
 from plans import budget, planner_of
 
 from tightfit import Job
-from tightfit.cli.planning import Asked, note_in, planned_in
-from tightfit.device import CARDS
+from tightfit.cli.planning import Request, planned_recipe, read_plan_header
+from tightfit.device import GPUS
 from tightfit.errors import BadInput
 from tightfit.job import read_job_file
-from tightfit.planning.constraints import Wishes
+from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Plan
 from tightfit.planning.plan_file import changes, fingerprints, read_note, write_plan
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    return planner_of(tmp_path_factory.mktemp("model")).plan(budget(1 << 40), Wishes())
+    return planner_of(tmp_path_factory.mktemp("model")).plan(budget(1 << 40), Constraints())
 
 
 @pytest.fixture
@@ -33,26 +33,37 @@ def file(made: Plan, tmp_path: Path) -> Path:
 
 def test_a_plan_is_a_job_file(file: Path, made: Plan) -> None:
     values, words = read_job_file(file)
-    assert Job(**values) == made.job.with_full_paths()
-    assert words == made.recipe.words
+    assert Job(**values) == made.job.resolve_paths()
+    assert words == made.recipe.specs
     note = read_note(file, yaml.safe_load(file.read_text())["plan"])
     assert (note.peak_bytes, note.result) == (made.chosen.peak, "same")
 
 
 def test_training_takes_its_recipe_and_budget_and_the_command_line_beats_it(file: Path, made: Plan) -> None:
-    assert planned_in(file, made.job, made.recipe.words) == made.recipe.words
-    kept = Asked().over(file, made.recipe.words)
-    assert kept == Asked(f"{1 << 20}MB", "cpu", [], [], "close")
-    assert Asked("2GB", "cuda", ["slice"]).over(file, []) == replace(kept, budget="2GB", device="cuda", use=["slice"])
+    assert planned_recipe(file, made.job, made.recipe.specs) == made.recipe.specs
+    kept = Request().over(file, made.recipe.specs)
+    assert kept == Request(f"{1 << 20}MB", "cpu", [], [], "close")
+    assert Request("2GB", "cuda", ["micro-batch"]).over(file, []) == replace(
+        kept, budget="2GB", device="cuda", use=["micro-batch"]
+    )
 
 
 def test_what_a_plan_was_made_with_is_kept_for_planning_again(tmp_path: Path, made: Plan) -> None:
     path = tmp_path / "plan.yaml"
-    write_plan(path, replace(made, wishes=Wishes.of(["slice:size=2"], ["adafactor", "bucket"], "different")))
-    asked = Asked().over(path, ["anything"])
-    assert (asked.use, asked.avoid, asked.allow) == (["slice:size=2"], ["adafactor", "bucket"], "different")
-    assert not Asked().has_wishes
-    assert Asked(allow="same").has_wishes
+    write_plan(
+        path,
+        replace(
+            made, constraints=Constraints.of(["micro-batch:size=2"], ["adafactor", "length-bucketing"], "different")
+        ),
+    )
+    request = Request().over(path, ["anything"])
+    assert (request.use, request.avoid, request.allow) == (
+        ["micro-batch:size=2"],
+        ["adafactor", "length-bucketing"],
+        "different",
+    )
+    assert not Request().has_constraints
+    assert Request(allow="same").has_constraints
 
 
 @pytest.mark.parametrize(("title", "planned"), [("T4 16GB", "T4 16GB"), ("a card of this machine", None)])
@@ -60,17 +71,17 @@ def test_a_card_of_a_plan_is_planned_for_by_name_and_trained_on_if_it_is_here(
     tmp_path: Path, made: Plan, title: str, planned: str | None
 ) -> None:
     path = tmp_path / "plan.yaml"
-    write_plan(path, replace(made, budget=replace(made.budget, device=replace(CARDS["T4 16GB"], title=title))))
-    assert Asked().over(path, [], cards=True).device == planned
-    assert Asked().over(path, []).device is None
+    write_plan(path, replace(made, budget=replace(made.budget, device=replace(GPUS["T4 16GB"], title=title))))
+    assert Request().over(path, [], cards=True).device == planned
+    assert Request().over(path, []).device is None
 
 
 def test_a_file_that_is_no_plan_only_has_strategies(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("model: m\ndata: d\n")
-    assert note_in(path) is None
-    assert planned_in(path, Job(model="m", data="d"), ["slice"]) is None
-    assert Asked().over(path, ["slice"]) == Asked(use=["slice"])
+    assert read_plan_header(path) is None
+    assert planned_recipe(path, Job(model="m", data="d"), ["micro-batch"]) is None
+    assert Request().over(path, ["micro-batch"]) == Request(use=["micro-batch"])
 
 
 def test_data_that_changed_is_planned_for_again(tmp_path: Path, made: Plan, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +90,9 @@ def test_data_that_changed_is_planned_for_again(tmp_path: Path, made: Plan, caps
     job = made.job.model_copy(update={"data": str(data)})
     path = tmp_path / "plan.yaml"
     write_plan(path, replace(made, job=job))
-    assert planned_in(path, job, ["x"]) == ["x"]
+    assert planned_recipe(path, job, ["x"]) == ["x"]
     data.write_text("text,label\na,b\nc,d\n")
-    assert planned_in(path, job, ["x"]) is None
+    assert planned_recipe(path, job, ["x"]) is None
     assert "rows.csv changed from" in capsys.readouterr().err
 
 
@@ -93,7 +104,7 @@ def test_every_change_of_the_data_is_seen(tmp_path: Path, made: Plan) -> None:
     named = {"data": str(tmp_path / "train" / "rows.csv"), "validation": str(tmp_path / "dev" / "rows.csv")}
     job, path = made.job.model_copy(update=named), tmp_path / "plan.yaml"
     write_plan(path, replace(made, job=job))
-    note = note_in(path)
+    note = read_plan_header(path)
     assert note is not None
     assert not changes(note, job)
     assert changes(note, job.model_copy(update={"validation": None}))
@@ -150,7 +161,7 @@ def test_values_that_nobody_could_write_out_are_one_line(tmp_path: Path, line: s
     path.write_text(f"model: m\ndata: d\n{line.format(value)}\n")
 
     def read() -> None:
-        planned_in(path, Job(model="m", data="d"), [])
+        planned_recipe(path, Job(model="m", data="d"), [])
         Job(**read_job_file(path)[0])
 
     with pytest.raises(BadInput) as error:

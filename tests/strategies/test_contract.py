@@ -12,31 +12,31 @@ from heads import DROPOUT, build
 from memory import LiveBytes, bytes_of
 from parts import ROWS, batch_of, parts_of
 
-from tightfit.data.batches import Buckets
+from tightfit.data.batches import LengthBuckets
 from tightfit.engine.assembly import build_optimizer
-from tightfit.engine.step import run_slices, weighed_slices
+from tightfit.engine.step import run_micro_batches, weighted_micro_batches
 from tightfit.errors import RecipeError
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import Kind, Result
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
 
 EXAMPLES = {
     "adamw": "adamw",
-    "attention": "attention",
-    "slice": "slice:size=2",
-    "slice-tokens": "slice-tokens:tokens=48",
-    "checkpoint": "checkpoint",
-    "slice-layers": "slice-layers:size=2",
+    "tiled-attention": "tiled-attention",
+    "micro-batch:size": "micro-batch:size=2",
+    "micro-batch:tokens": "micro-batch:tokens=48",
+    "gradient-checkpointing": "gradient-checkpointing",
+    "chunked-layers": "chunked-layers:size=2",
     "offload-activations": "offload-activations:smallest=1",
-    "bucket": "bucket:pool=2",
+    "length-bucketing": "length-bucketing:pool=2",
     "mixed-precision": "mixed-precision",
     "adamw-16bit": "adamw-16bit",
     "adamw-8bit": "adamw-8bit",
     "adafactor": "adafactor",
     "bf16-weights": "bf16-weights",
     "offload-optimizer": "offload-optimizer",
-    "step-in-backward": "step-in-backward",
+    "optimizer-in-backward": "optimizer-in-backward",
     "lora": "lora:r=1",
     "freeze": "freeze:layers=1",
     "max-length": "max-length:tokens=8",
@@ -48,7 +48,7 @@ SAME, CLOSE = 1e-5, 0.1  # how far losses, and what was learnt of them, may be a
 @dataclass(frozen=True)
 class Outcome:
     losses: list[float]
-    kinds: dict[Kind, int]
+    kinds: dict[MemoryKind, int]
 
 
 class Moments:
@@ -77,7 +77,7 @@ def dealt(parts: Parts, step: int) -> dict[str, torch.Tensor]:
         return batch_of(parts, seed=step % 2)
     both = [batch_of(parts, seed=seed) for seed in range(2)]
     rows = {key: torch.cat([batch[key] for batch in both]) for key in both[0]}
-    order = Buckets(rows["attention_mask"].sum(dim=1).tolist(), ROWS, parts.pool).order(seed=step // 2)
+    order = LengthBuckets(rows["attention_mask"].sum(dim=1).tolist(), ROWS, parts.pool).order(seed=step // 2)
     chosen = order[ROWS * (step % 2) : ROWS * (step % 2 + 1)]
     return {key: value[chosen] for key, value in rows.items()}
 
@@ -90,11 +90,11 @@ def run(*words: str, **model: float) -> Outcome:
         batch = dealt(parts, step)
         inputs = bytes_of(batch.values())
         with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
-            slices = weighed_slices(parts.model, batch, parts.slices, sort=parts.layer_rows is not None)
-            moments = Moments(live, parts.model)
-            losses.append(float(run_slices(parts.model, slices, torch.Tensor.backward, moments)))
+            slices = weighted_micro_batches(parts.model, batch, parts.slices, sort=parts.layer_rows is not None)
+            phases = Moments(live, parts.model)
+            losses.append(float(run_micro_batches(parts.model, slices, torch.Tensor.backward, phases)))
         gradients = gradient_bytes(parts.model)
-        activations = max(activations, moments.activations)
+        activations = max(activations, phases.activations)
         torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
         with LiveBytes():  # sees what is made in host memory
             optimizer.step()
@@ -103,11 +103,11 @@ def run(*words: str, **model: float) -> Outcome:
     return Outcome(
         losses,
         {
-            Kind.WEIGHTS: bytes_of(parts.model.parameters()),
-            Kind.GRADIENTS: gradients,
-            Kind.OPTIMIZER_STATE: bytes_of(value for value in state if isinstance(value, torch.Tensor)),
-            Kind.ACTIVATIONS: activations,
-            Kind.INPUTS: inputs,
+            MemoryKind.WEIGHTS: bytes_of(parts.model.parameters()),
+            MemoryKind.GRADIENTS: gradients,
+            MemoryKind.OPTIMIZER_STATE: bytes_of(value for value in state if isinstance(value, torch.Tensor)),
+            MemoryKind.ACTIVATIONS: activations,
+            MemoryKind.INPUTS: inputs,
         },
     )
 
@@ -120,18 +120,22 @@ def plain() -> Outcome:
 @pytest.fixture(autouse=True)
 def _small_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Most tensors of a tiny model are too small for adamw-8bit to bother."""
-    if STRATEGIES["adamw-8bit"].is_there():
+    if STRATEGIES["adamw-8bit"].is_available():
         monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)
 
 
+def strategy_of(variant: str) -> type[Strategy]:
+    return STRATEGIES[variant.partition(":")[0]]
+
+
 def test_every_strategy_has_an_example() -> None:
-    assert list(EXAMPLES) == list(STRATEGIES)
+    assert list(EXAMPLES) == [variant for strategy in STRATEGIES.values() for variant in strategy.variants()]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_it_does_to_the_result_what_it_says(name: str, plain: Outcome) -> None:
     losses = run(EXAMPLES[name]).losses
-    result = STRATEGIES[name].result
+    result = strategy_of(name).result
     if result is Result.SAME:
         assert losses == pytest.approx(plain.losses, rel=SAME)
     elif result is Result.CLOSE:
@@ -148,45 +152,45 @@ def plain_with_dropout() -> Outcome:
     return run(**DROPOUT)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_it_shrinks_what_it_says_and_nothing_grows(name: str, plain_with_dropout: Outcome) -> None:
     before = plain_with_dropout.kinds
     for kind, size in run(EXAMPLES[name], **DROPOUT).kinds.items():
-        if kind in STRATEGIES[name].frees:
+        if kind in strategy_of(name).frees:
             assert size < before[kind], f"{kind.value} do not shrink"
         else:
             assert size <= 1.02 * before[kind], f"{kind.value} grow"
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(STRATEGIES, 2)))
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(EXAMPLES, 2)))
 def test_two_together_work_or_say_why_not(first: str, second: str) -> None:
     words = EXAMPLES[first], EXAMPLES[second]
-    if STRATEGIES[first].chooses and STRATEGIES[first].chooses == STRATEGIES[second].chooses:
+    if strategy_of(first).exclusive and strategy_of(first).exclusive == strategy_of(second).exclusive:
         with pytest.raises(RecipeError, match=r"clash: both choose the [\w ]+\. Keep one\.$"):
             run(*words)
         return
-    if second == "step-in-backward" and STRATEGIES[first].chooses == "slices":
+    if second == "optimizer-in-backward" and strategy_of(first).exclusive == "micro-batch":
         with pytest.raises(
-            RecipeError, match=r"clash: a step would need 4 backward passes. Use slice-layers:size=2 in"
+            RecipeError, match=r"clash: a step would need 4 backward passes. Use chunked-layers:size=2 in"
         ):
             run(*words)
         return
     outcome = run(*words)
     assert all(loss == loss and loss > 0 for loss in outcome.losses)
-    if Result.SAME is STRATEGIES[first].result is STRATEGIES[second].result:
+    if Result.SAME is strategy_of(first).result is strategy_of(second).result:
         assert outcome.losses == pytest.approx(run().losses, rel=SAME)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_its_word_reads_back_as_itself(name: str) -> None:
     strategy = Recipe.parse([EXAMPLES[name]]).strategies[0]
-    assert Recipe.parse([strategy.word]).strategies[0] == strategy
-    assert strategy.word == EXAMPLES[name]
+    assert Recipe.parse([strategy.spec]).strategies[0] == strategy
+    assert strategy.spec == EXAMPLES[name]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_it_explains_itself(name: str) -> None:
-    strategy = STRATEGIES[name]
+    strategy = strategy_of(name)
     module = __import__(strategy.__module__, fromlist=["x"])
     assert len(module.__doc__ or "") > 150, "a strategy's file opens with what it frees and why"
     assert strategy.summary

@@ -34,7 +34,7 @@ def test_what_was_learnt_is_in_the_weights_afterwards(architecture: str) -> None
     assert all(torch.equal(p, frozen[name]) for name, p in parts.model.named_parameters() if name in frozen)
     with torch.no_grad():
         before = parts.model.eval()(**batch).logits
-        parts.adapter.take_out()
+        parts.adapter.merge_or_unload()
         after = parts.model(**batch).logits
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
     plain = build(architecture).eval()
@@ -43,11 +43,11 @@ def test_what_was_learnt_is_in_the_weights_afterwards(architecture: str) -> None
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
-@pytest.mark.parametrize("around", ["checkpoint", "slice-layers:size=3"])
+@pytest.mark.parametrize("around", ["gradient-checkpointing", "chunked-layers:size=3"])
 def test_its_gradients_are_the_same_in_recomputed_layers(architecture: str, around: str) -> None:
-    from tightfit.data.batches import cut_slices
+    from tightfit.data.batches import micro_batches
 
-    batch = next(cut_slices(make_batch(8), 8, sort=True))[1]
+    batch = next(micro_batches(make_batch(8), 8, sort=True))[1]
     found = []
     for words in (["lora"], ["lora", around]):
         torch.manual_seed(1)

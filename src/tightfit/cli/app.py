@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tightfit.cli.options import job_from, setting, with_job_settings
-from tightfit.cli.startup import leave_at_once, slim_process, what_can_be_mended_is_said
+from tightfit.cli.options import build_job, setting, with_job_settings
+from tightfit.cli.startup import exit_with_message, fast_exit, slim_process
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
 
@@ -77,12 +77,12 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Pick the fastest recipe that fits the memory you have, and say why."""
-    job, words = _job_and_recipe(file, settings, use, "plan")
+    job, specs = _job_and_recipe(file, settings, use, "plan")
     with _begun_early(job):
-        from tightfit.cli.planning import Asked, run_plan
+        from tightfit.cli.planning import Request, run_plan
 
-        asked = Asked(budget, device, use, avoid, allow).over(file, words, cards=True)
-        answer = run_plan(job, asked, out=out, export=export, quiet=as_json)
+        request = Request(budget, device, use, avoid, allow).over(file, specs, cards=True)
+        answer = run_plan(job, request, out=out, export=export, quiet=as_json)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -112,21 +112,26 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a model on a data file and write it to a run folder, inside a memory budget if there is one."""
-    job, words = _job_and_recipe(file or _job_of_earlier_run(out, resume), settings, use, "train")
+    job, specs = _job_and_recipe(file or _job_file_of(out, resume), settings, use, "train")
 
     from tightfit.api import train as run_training
-    from tightfit.cli.planning import Asked, planned_in
+    from tightfit.cli.planning import Request, planned_recipe
 
-    said = Asked(budget, device, use, avoid, allow)
-    asked, planned = said.over(file, words), None if said.has_wishes else planned_in(file, job, words)
-    kept: dict[str, Any] = {"budget": asked.budget, "device": asked.device, "planned": planned, **asked.wishes}
+    said = Request(budget, device, use, avoid, allow)
+    request, planned = said.over(file, specs), None if said.has_constraints else planned_recipe(file, job, specs)
+    kept: dict[str, Any] = {
+        "budget": request.budget,
+        "device": request.device,
+        "planned": planned,
+        **request.constraints,
+    }
     how: dict[str, Any] = {"resume": resume, "report_to": report_to or [], "quiet": as_json, "save_every": save_every}
     _show_run(run_training(job, out=out, **how, **kept), as_json)
 
 
 @app.command()
 @with_job_settings
-def rehearse(
+def estimate(
     settings: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
     use: Use = None,
@@ -137,53 +142,54 @@ def rehearse(
     as_json: AsJson = False,
 ) -> None:
     """Say what memory a training would take, by moment and kind, without weights and before the first step."""
-    job, words = _job_and_recipe(file, settings, use, "rehearse")
+    job, specs = _job_and_recipe(file, settings, use, "estimate")
     with _begun_early(job):
-        from tightfit.api import rehearse as run_rehearsal
-        from tightfit.report.progress import Screen
-        from tightfit.report.terminal import show_bill
+        from tightfit.api import estimate as run_estimate
+        from tightfit.report.progress import Terminal
+        from tightfit.report.terminal import show_estimate
 
-        with Screen(quiet=as_json).status("Rehearsing"):
-            bill = run_rehearsal(job, words, device, probe=probe)
+        with Terminal(quiet=as_json).status("Rehearsing"):
+            estimate = run_estimate(job, specs, device, probe=probe)
     if as_json:
-        print_json(bill.to_json())
+        print_json(estimate.to_json())
     else:
-        show_bill(bill, stdout())
+        show_estimate(estimate, stdout())
 
 
 @app.command()
 @with_job_settings
-def ladder(
+def compare(
     settings: dict[str, Any],
     file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings.")] = None,
     preset: Annotated[str, typer.Option(help="tutorial (what the tutorials teach), ours, or all.")] = "all",
-    rung: Annotated[
-        list[str] | None, typer.Option(help="A recipe in place of a preset, as 'slice:size=8 checkpoint'; or plain.")
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="A recipe in place of a preset, as 'micro-batch:size=8 checkpoint'; or baseline."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps that each rung is trained for.")] = 8,
     full: Annotated[bool, typer.Option("--full", help="Train each rung to the end of the job, for its F1.")] = False,
     seeds: Annotated[int, typer.Option(help="How often, each time with another seed.")] = 1,
     budget: Annotated[str | None, typer.Option(help="A line in the picture, as 4GB.")] = None,
     device: Device = None,
-    out: Annotated[Path, typer.Option(help="The folder for ladder.json, .md, .html and .png.")] = Path("ladder"),
+    out: Annotated[Path, typer.Option(help="The folder for ladder.json, .md, .html and .png.")] = Path("comparison"),
     lang: Lang = "en",
     as_json: AsJson = False,
 ) -> None:
     """Measure recipes side by side on this machine: memory, time, and what each does to the result."""
-    job, _ = _job_and_recipe(file, settings, None, "ladder")
+    job, _ = _job_and_recipe(file, settings, None, "compare")
 
-    from tightfit.api import ladder as run_ladder
-    from tightfit.report.comparison import show_ladder, write_ladder
-    from tightfit.report.i18n import Words
+    from tightfit.api import compare as run_comparison
+    from tightfit.report.comparison import show_comparison, write_comparison
+    from tightfit.report.i18n import Strings
 
-    Words.of(lang)  # a language that is not there is said before hours of work
+    Strings.of(lang)  # a language that is not there is said before hours of work
     how: dict[str, Any] = {"steps": steps, "full": full, "seeds": seeds, "budget": budget}
-    climbed = run_ladder(job, rung or preset, device=device, out=out, quiet=as_json, **how)
-    write_ladder(climbed, out, lang)
+    comparison = run_comparison(job, recipe or preset, device=device, out=out, quiet=as_json, **how)
+    write_comparison(comparison, out, lang)
     if as_json:
-        print_json(climbed.to_json())
+        print_json(comparison.to_json())
     else:
-        show_ladder(climbed, stdout())
+        show_comparison(comparison, stdout())
 
 
 @app.command()
@@ -224,14 +230,14 @@ def evaluate(
 ) -> None:
     """Score a trained model on rows it never saw."""
     from tightfit.inference import evaluate as run_evaluation
-    from tightfit.report.progress import Screen
+    from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_evaluation
 
-    screen = Screen(quiet=as_json)
-    with screen.status("Evaluating"):
+    terminal = Terminal(quiet=as_json)
+    with terminal.status("Evaluating"):
         evaluation = run_evaluation(run, data, device, text=text, label=label)
     for note in evaluation.notes:
-        screen.say(note)
+        terminal.log(note)
     if as_json:
         print_json({"metrics": evaluation.metrics, "rows": evaluation.rows, "notes": evaluation.notes})
     else:
@@ -258,9 +264,9 @@ def predict(
         raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out labelled.csv.")
 
     if data and out:
-        label_to_file(run, data, out, device, text, as_json)
+        predict_file(run, data, out, device, text, as_json)
     else:
-        label_texts(run, texts or [], device, as_json)
+        predict_texts(run, texts or [], device, as_json)
 
 
 @app.command()
@@ -274,7 +280,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write what happened in a run, and where the memory went, as a page of its own; also of runs that died."""
-    from tightfit.report.html import open_page, write_report
+    from tightfit.report.html import open_in_browser, write_report
 
     page = write_report(runs, out, lang)
     if as_json:
@@ -282,7 +288,7 @@ def report(
         return
     stdout().print(f"{page} written", markup=False)
     if not no_open:
-        open_page(page)
+        open_in_browser(page)
 
 
 @app.command()
@@ -305,7 +311,7 @@ def demo(
     from tightfit.demo import demo_job, free_folder
 
     job, folder = demo_job(), free_folder(out)
-    run = run_training(job, ["slice:size=8"], out=folder, device="cpu", quiet=as_json)
+    run = run_training(job, ["micro-batch:size=8"], out=folder, device="cpu", quiet=as_json)
     _show_run(run, as_json)
     if not as_json:
         stdout().print(_NEXT_STEPS.format(folder=folder), markup=False)
@@ -315,7 +321,7 @@ _NEXT_STEPS = """
 Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"
 Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
                      (a column named text or review, one named label; --text and --label name others)
-Less memory:         add --use slice:size=4 --use checkpoint --use adafactor; tightfit strategies lists them all"""
+Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor; tightfit strategies lists them all"""
 
 
 def _job_and_recipe(
@@ -324,19 +330,19 @@ def _job_and_recipe(
     """The job and the strategies: the file's, and what the command line says over it."""
     from tightfit.strategies.recipe import parse_strategy
 
-    values, words = read_job_file(file) if file else ({}, [])
-    job, chosen = job_from({**values, **settings}, verb), use or words
-    for word in chosen:
-        parse_strategy(word)  # a mistyped one is said at once, before torch is imported
+    values, specs = read_job_file(file) if file else ({}, [])
+    job, chosen = build_job({**values, **settings}, verb), use or specs
+    for spec in chosen:
+        parse_strategy(spec)  # a mistyped one is said at once, before torch is imported
     return job, chosen
 
 
 @contextlib.contextmanager
 def _begun_early(job: Job) -> Iterator[None]:
     """What makes a short answer shorter, begun before torch is imported."""
-    from tightfit.data.dataset import begin_reading, stop_reading
+    from tightfit.data.dataset import start_prefetch, stop_reading
 
-    begin_reading(job)
+    start_prefetch(job)
     try:
         with _without_collector():
             yield
@@ -360,13 +366,13 @@ def _without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def _job_of_earlier_run(out: Path, resume: bool) -> Path | None:
+def _job_file_of(out: Path, resume: bool) -> Path | None:
     """--resume without a model goes on with what the folder says."""
     if not resume:
         return None
-    from tightfit.runs.folder import JOB_FILE, refuse_folder
+    from tightfit.runs.folder import JOB_FILE, check_run_folder
 
-    refuse_folder(out, resume)
+    check_run_folder(out, resume)
     return out / JOB_FILE
 
 
@@ -385,39 +391,39 @@ def process() -> None:
     try:
         main()
     finally:
-        leave_at_once()
+        fast_exit()
 
 
 def main() -> None:
     """Run the command line; what a user can mend is one sentence and an exit code."""
-    goes_on = {"train": " A run that had begun goes on with train --resume.", "ladder": " The same command goes on."}
-    with what_can_be_mended_is_said(f"stopped.{goes_on.get(''.join(sys.argv[1:2]), '')}"):
+    goes_on = {"train": " A run that had begun goes on with train --resume.", "compare": " The same command goes on."}
+    with exit_with_message(f"stopped.{goes_on.get(''.join(sys.argv[1:2]), '')}"):
         app()
 
 
 # What the command line does with texts to label: a file beside the one given, or a table on the screen.
 
 
-def label_to_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
+def predict_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
     """All of a file, and how many rows of it."""
     from tightfit.inference import label_file
-    from tightfit.report.progress import Screen
+    from tightfit.report.progress import Terminal
 
-    screen = Screen(quiet=as_json)
-    with screen.status("Labelling"):
+    terminal = Terminal(quiet=as_json)
+    with terminal.status("Labelling"):
         labelled = label_file(run, data, out, device, text)
     for note in labelled.notes:
-        screen.say(note)
+        terminal.log(note)
     if as_json:
         print_json({"rows": labelled.rows, "out": str(out), "notes": labelled.notes})
     else:
         stdout().print(f"{labelled.rows:,} rows labelled: {out}", markup=False)
 
 
-def label_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
+def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
     """Texts as they were typed, two for each pair if the model reads pairs."""
     from tightfit.inference import predict as run_prediction
-    from tightfit.report.progress import Screen
+    from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_predictions
     from tightfit.runs.record import load_run
 
@@ -425,7 +431,7 @@ def label_texts(run: Path, texts: list[str], device: str | None, as_json: bool) 
     if paired and len(texts) % 2:
         raise BadInput(f"This model reads pairs, and {len(texts)} texts do not make pairs: give two for each.")
     inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
-    with Screen(quiet=as_json).status("Reading the model"):
+    with Terminal(quiet=as_json).status("Reading the model"):
         predictions = run_prediction(run, inputs, device)
     texts = [" + ".join(pair) for pair in inputs] if paired else texts
     if as_json:

@@ -14,11 +14,11 @@ def run_explanation(
     message: Path | None, args: Path | None, model: str | None, device: str | None, *, quiet: bool
 ) -> Explanation:
     """Of a message, of settings, or of both."""
-    from tightfit.report.progress import Screen
+    from tightfit.report.progress import Terminal
 
     settings = Settings.read(args) if args else Settings() if model else None
     settings = replace(settings, model=model) if settings and model else settings
-    with Screen(quiet=quiet).status("Rehearsing"):
+    with Terminal(quiet=quiet).status("Rehearsing"):
         return explain(_message(message), settings, device)
 
 

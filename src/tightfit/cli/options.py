@@ -42,7 +42,7 @@ def with_job_settings(verb: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def job_from(settings: dict[str, Any], verb: str) -> Job:
+def build_job(settings: dict[str, Any], verb: str) -> Job:
     """The job, or a sentence on what is missing."""
     missing = [name for name in ("model", "data") if name not in settings]
     if missing:

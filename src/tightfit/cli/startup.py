@@ -21,12 +21,12 @@ from typing import Any
 
 from tightfit.compat import run_exit_functions, wrap_check
 from tightfit.errors import TightfitError, is_out_of_memory
-from tightfit.optional_imports import leave_out_the_unused
+from tightfit.optional_imports import block_unused_imports
 
 _TORCH = "torch"
 
 
-def leave_out_the_compiler() -> None:
+def defer_torch_compiler() -> None:
     """Before torch is imported."""
     if _TORCH not in sys.modules:
         sys.meta_path.insert(0, _Finder())
@@ -50,7 +50,7 @@ class _Changing(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.whole.create_module(spec)
 
-    def load_whole(self, module: ModuleType) -> None:
+    def exec_original(self, module: ModuleType) -> None:
         """As anybody else would, so that nobody sees that we were here."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.whole
@@ -61,7 +61,7 @@ class _Alone(_Changing):
     """torch, as where it was built without its distributed part: libraries ask, and do without. It compiles nothing."""
 
     def exec_module(self, module: ModuleType) -> None:
-        self.load_whole(module)
+        self.exec_original(module)
         module.distributed.is_available = lambda: False
         module.__dict__["compile"] = _unmarked  # bitsandbytes has functions compiled that no training calls
         wrap_check(module, _unless_true)
@@ -92,7 +92,7 @@ class _Package(ModuleType):
             self.__dict__.pop(name, None)
         assert self.__spec__ is not None
         assert isinstance(self.__spec__.loader, _Later)
-        self.__spec__.loader.load_whole(self)
+        self.__spec__.loader.exec_original(self)
         return self
 
 
@@ -133,7 +133,7 @@ _LOADERS: dict[str, type[_Changing]] = {_TORCH: _Alone, **dict.fromkeys(_ANSWERS
 # Leaving: a process that has said all it had to say ends, and does not take a million objects apart one by one.
 
 
-def leave_at_once() -> None:
+def fast_exit() -> None:
     """In the last line of a program, with what is being raised as its end; a second sooner than Python would.
 
     Whatever wanted to be called at the end is called. Where something is still going on, or nobody takes what was
@@ -143,7 +143,7 @@ def leave_at_once() -> None:
     code = end.code if isinstance(end, SystemExit) else end
     if code is None:
         code = 0
-    if not isinstance(code, int) or _somebody_works():
+    if not isinstance(code, int) or _has_live_threads():
         return
     try:
         run_exit_functions()
@@ -154,7 +154,7 @@ def leave_at_once() -> None:
     os._exit(code)
 
 
-def _somebody_works() -> bool:
+def _has_live_threads() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
@@ -167,7 +167,7 @@ _NO_MEMORY = (
 
 
 @contextlib.contextmanager
-def what_can_be_mended_is_said(when_stopped: str = "stopped.") -> Iterator[None]:
+def exit_with_message(when_stopped: str = "stopped.") -> Iterator[None]:
     """Ours, the system's and want of memory; whatever else is our mistake and stays a traceback."""
     try:
         yield
@@ -191,5 +191,5 @@ def _leave(sentence: str, code: int) -> None:
 
 def slim_process() -> None:
     """Import only what a training uses, in a process of our own. To be called before anything is imported."""
-    leave_out_the_unused()
-    leave_out_the_compiler()
+    block_unused_imports()
+    defer_torch_compiler()

@@ -18,7 +18,7 @@ from tightfit.files import write_whole
 from tightfit.job import Job
 from tightfit.strategies.recipe import Recipe
 
-FILE = "ladder.json"
+FILE = "comparison.json"
 KINDS = ("process", "weights", "gradients", "optimizer state", "activations", "temporary")
 """What is told apart in tables and pictures."""
 
@@ -27,11 +27,11 @@ class _Value(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True, extra="forbid")
 
 
-class Foretold(_Value):
+class RowPrediction(_Value):
     """What a rehearsal and the clock said before."""
 
     peak_bytes: int
-    moment: str
+    phase: str
     kinds: dict[str, int]
     """Bytes of each kind at the peak; `process` is what is there without any tensor."""
     seconds_per_step: float
@@ -40,14 +40,14 @@ class Foretold(_Value):
     """Whether the device has that much; None if its size is unknown."""
 
 
-class Climb(_Value):
+class Measurement(_Value):
     """One training of a rung."""
 
     seed: int
     peak_bytes: int
-    foretold_bytes: int | None
+    predicted_bytes: int | None
     """By the training itself, just before its first step."""
-    moments: dict[str, int]
+    phases: dict[str, int]
     seconds_per_step: float
     steps: int
     steps_per_epoch: int
@@ -58,59 +58,67 @@ class Climb(_Value):
     notes: list[str]
 
 
-class Row(_Value):
+class ComparisonRow(_Value):
     """A rung: its recipe, what was foretold, what was measured or why not."""
 
     recipe: list[str]
     result: str
-    foretold: Foretold | None = None
-    climbs: list[Climb] = Field(default_factory=list)
+    predicted: RowPrediction | None = None
+    measurements: list[Measurement] = Field(default_factory=list)
     failed: str | None = None
     """Why it was not measured, or how it died."""
 
     @property
     def title(self) -> str:
         """The recipe as a person would name it."""
-        return " ".join(self.recipe) or "plain"
+        return " ".join(self.recipe) or "baseline"
 
     @property
     def peak(self) -> int | None:
         """The measured peak; of several seeds the highest."""
-        return max((climb.peak_bytes for climb in self.climbs), default=None)
+        return max((measurement.peak_bytes for measurement in self.measurements), default=None)
 
     @property
-    def moment(self) -> str | None:
+    def phase(self) -> str | None:
         """When that was, or when it was foretold to be."""
-        if not self.climbs:
-            return self.foretold.moment if self.foretold else None
-        moments = max(self.climbs, key=lambda climb: climb.peak_bytes).moments
-        return max(moments, key=lambda name: moments[name], default=None)
+        if not self.measurements:
+            return self.predicted.phase if self.predicted else None
+        phases = max(self.measurements, key=lambda measurement: measurement.peak_bytes).phases
+        return max(phases, key=lambda name: phases[name], default=None)
 
     @property
-    def foretold_peak(self) -> int | None:
+    def predicted_peak(self) -> int | None:
         """As the training itself foretold it, or as it was foretold before."""
-        said = [climb.foretold_bytes for climb in self.climbs if climb.foretold_bytes]
-        return max(said) if said else self.foretold.peak_bytes if self.foretold else None
+        said = [measurement.predicted_bytes for measurement in self.measurements if measurement.predicted_bytes]
+        return max(said) if said else self.predicted.peak_bytes if self.predicted else None
 
     @property
     def seconds_per_step(self) -> float | None:
         """Measured; of several seeds the median."""
-        return statistics.median(climb.seconds_per_step for climb in self.climbs) if self.climbs else None
+        return (
+            statistics.median(measurement.seconds_per_step for measurement in self.measurements)
+            if self.measurements
+            else None
+        )
 
     @property
     def seconds_per_epoch(self) -> float | None:
         """The steps of an epoch at that pace; evaluation and saving come on top."""
-        first = [climb.first_epoch for climb in self.climbs if climb.first_epoch]
+        first = [measurement.first_epoch for measurement in self.measurements if measurement.first_epoch]
         if first:
             return statistics.median(first)
-        return self.seconds_per_step * self.climbs[0].steps_per_epoch if self.seconds_per_step else None
+        return self.seconds_per_step * self.measurements[0].steps_per_epoch if self.seconds_per_step else None
 
     def scores(self, metric: str) -> list[float]:
         """A metric of each seed, where the training ran to its end."""
-        return [climb.metrics[f"eval_{metric}"] for climb in self.climbs if f"eval_{metric}" in climb.metrics]
+        return [
+            measurement.metrics[f"eval_{metric}"]
+            for measurement in self.measurements
+            if f"eval_{metric}" in measurement.metrics
+        ]
 
 
-class Ladder(Display, _Value):
+class Comparison(Display, _Value):
     """Recipes measured side by side."""
 
     job: Job
@@ -118,12 +126,12 @@ class Ladder(Display, _Value):
     steps: int | None
     """Steps of each training; None if it ran to the job's end."""
     budget_bytes: int | None = None
-    rows: list[Row]
+    rows: list[ComparisonRow]
     versions: dict[str, str]
 
-    def row(self, recipe: Recipe) -> Row | None:
+    def row(self, recipe: Recipe) -> ComparisonRow | None:
         """What is known of a recipe."""
-        return next((row for row in self.rows if row.recipe == recipe.words), None)
+        return next((row for row in self.rows if row.recipe == recipe.specs), None)
 
     def save(self, folder: Path) -> None:
         """Write ladder.json, whole or not at all."""
@@ -134,19 +142,19 @@ class Ladder(Display, _Value):
         return self.model_dump(mode="json")
 
 
-def kinds_of(row: Row) -> dict[str, int]:
+def kinds_of(row: ComparisonRow) -> dict[str, int]:
     """What was foretold at the peak, the process first; small kinds together."""
-    kinds = dict(row.foretold.kinds) if row.foretold else {}
+    kinds = dict(row.predicted.kinds) if row.predicted else {}
     shown = {kind: kinds.pop(kind, 0) for kind in KINDS}
     shown["temporary"] += sum(kinds.values())
     return shown
 
 
-def load_ladder(file: Path) -> Ladder:
+def load_comparison(file: Path) -> Comparison:
     """Read a ladder's record."""
     try:
         content: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        return Ladder(**content)
+        return Comparison(**content)
     except (ValidationError, ValueError, TypeError, RecursionError, OSError):
         raise BadInput(f"{file} is damaged or of another version of tightfit: give another --out.") from None
 
@@ -157,21 +165,24 @@ def load_ladder(file: Path) -> Ladder:
 PRESETS = ("tutorial", "ours", "all")
 
 _OURS = (
-    "slice:size={eighth}",
-    "slice:size={eighth} adafactor",
-    "slice-layers:size={quarter} adamw-16bit step-in-backward",
-    "slice-layers:size={quarter} adafactor step-in-backward",
+    "micro-batch:size={eighth}",
+    "micro-batch:size={eighth} adafactor",
+    "chunked-layers:size={quarter} adamw-16bit optimizer-in-backward",
+    "chunked-layers:size={quarter} adafactor optimizer-in-backward",
 )
 
 
-def find_rungs(rungs: str | Sequence[str], job: Job, device: str | None) -> list[Recipe]:
+def find_recipes(recipes: str | Sequence[str], job: Job, device: str | None) -> list[Recipe]:
     """A preset by its name, or recipes as they are written."""
-    if isinstance(rungs, str):
-        return _preset(rungs, job, find_device(device).kind)
-    recipes = [Recipe.parse([] if rung.strip() == "plain" else rung.split()) for rung in rungs]
-    if not recipes:
-        raise BadInput('A ladder needs at least one rung: give --rung "slice:size=8 checkpoint", or a --preset.')
-    return list(dict.fromkeys(recipes))
+    if isinstance(recipes, str):
+        return _preset(recipes, job, find_device(device).kind)
+    parsed = [Recipe.parse([] if text.strip() == "baseline" else text.split()) for text in recipes]
+    if not parsed:
+        raise BadInput(
+            'A comparison needs at least one recipe: give --recipe "micro-batch:size=8 gradient-checkpointing", '
+            "or a --preset."
+        )
+    return list(dict.fromkeys(parsed))
 
 
 def _preset(name: str, job: Job, device: str) -> list[Recipe]:
@@ -183,17 +194,17 @@ def _preset(name: str, job: Job, device: str) -> list[Recipe]:
 
 def _tutorial(job: Job) -> list[Recipe]:
     """What the tutorials teach: each rung adds one thing to the last."""
-    added = ["slice:size=1", "checkpoint", "adafactor", "freeze:cache=false"]
+    added = ["micro-batch:size=1", "gradient-checkpointing", "adafactor", "freeze:cache=false"]
     if job.max_length >= 4:
         added.append(f"max-length:tokens={job.max_length // 2}")
-    return [Recipe.parse(words) for words in accumulate(([word] for word in added), initial=[])]
+    return [Recipe.parse(specs) for specs in accumulate(([spec] for spec in added), initial=[])]
 
 
 def _ours(job: Job, device: str) -> list[Recipe]:
     """Every layer trained, from the fastest to the smallest. Cards choose the kernel of attention by themselves."""
     sizes = {"eighth": max(1, job.batch_size // 8), "quarter": max(1, job.batch_size // 4)}
-    kernel = ["attention"] if device == "cpu" else []
-    return [Recipe.parse([*kernel, *words.format(**sizes).split()]) for words in _OURS]
+    kernel = ["tiled-attention"] if device == "cpu" else []
+    return [Recipe.parse([*kernel, *specs.format(**sizes).split()]) for specs in _OURS]
 
 
 # Shrinking: which kinds of memory a rung made smaller, against the rung it grew out of.
@@ -202,21 +213,21 @@ def _ours(job: Job, device: str) -> list[Recipe]:
 _WORTH_SAYING = 0.02  # of the peak before
 
 
-def grown_from(ladder: Ladder, row: Row) -> Row | None:
+def parent_row(comparison: Comparison, row: ComparisonRow) -> ComparisonRow | None:
     """The largest earlier rung whose strategies are all in this one; plain is in every one."""
-    earlier = ladder.rows[: ladder.rows.index(row)]
+    earlier = comparison.rows[: comparison.rows.index(row)]
     inside = [other for other in earlier if set(other.recipe) < set(row.recipe)]
     return max(inside, key=lambda other: len(other.recipe), default=None)
 
 
-def shrunk(ladder: Ladder, row: Row) -> dict[str, int]:
+def savings(comparison: Comparison, row: ComparisonRow) -> dict[str, int]:
     """Bytes that each kind lost from peak to peak, the most first; what grew is negative."""
-    before = grown_from(ladder, row)
-    if before is None or before.foretold is None or row.foretold is None:
+    before = parent_row(comparison, row)
+    if before is None or before.predicted is None or row.predicted is None:
         return {}
-    kinds = {**before.foretold.kinds, **row.foretold.kinds}
+    kinds = {**before.predicted.kinds, **row.predicted.kinds}
     kinds.pop("process", None)  # differs a little from process to process, whatever it trains
-    lost = {kind: before.foretold.kinds.get(kind, 0) - row.foretold.kinds.get(kind, 0) for kind in kinds}
-    least = _WORTH_SAYING * before.foretold.peak_bytes
+    lost = {kind: before.predicted.kinds.get(kind, 0) - row.predicted.kinds.get(kind, 0) for kind in kinds}
+    least = _WORTH_SAYING * before.predicted.peak_bytes
     worth = {kind: size for kind, size in lost.items() if abs(size) >= least}
     return dict(sorted(worth.items(), key=lambda item: -item[1]))

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from tightfit.comparison.comparison import FILE, Climb, Foretold, Ladder, Row, load_ladder
+from tightfit.comparison.comparison import FILE, Comparison, ComparisonRow, Measurement, RowPrediction, load_comparison
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, OutputError, RunFailed
 from tightfit.job import Job
-from tightfit.processes import ask
+from tightfit.processes import run_worker
 from tightfit.runs.record import versions
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, parse_bytes
@@ -24,11 +24,11 @@ _WORKER = "tightfit.cli.worker"
 class Progress(Protocol):
     """Hears which rung is on."""
 
-    def begin(self, row: Row) -> None: ...
+    def begin(self, row: ComparisonRow) -> None: ...
 
-    def glance(self, seconds: float) -> None: ...
+    def on_tick(self, seconds: float) -> None: ...
 
-    def end(self, row: Row) -> None: ...
+    def end(self, row: ComparisonRow) -> None: ...
 
 
 class Listener(Protocol):
@@ -36,10 +36,12 @@ class Listener(Protocol):
 
     def status(self, what: str) -> AbstractContextManager[None]: ...
 
-    def comparison(self, ladder: Ladder, recipes: list[Recipe], seeds: int) -> AbstractContextManager[Progress]: ...
+    def comparison(
+        self, comparison: Comparison, recipes: list[Recipe], seeds: int
+    ) -> AbstractContextManager[Progress]: ...
 
 
-def climb(
+def run_comparison(
     job: Job,
     recipes: list[Recipe],
     *,
@@ -48,98 +50,107 @@ def climb(
     budget: str | None,
     device: str | None,
     out: Path,
-    screen: Listener,
-) -> Ladder:
+    terminal: Listener,
+) -> Comparison:
     """Measure what is not measured yet; seeds take turns, so that all rungs meet the machine in the same moods."""
-    _refuse_counts(steps, seeds)
+    _check_counts(steps, seeds)
     where = find_device(device)
-    ladder = _ladder(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
-    _foretell(ladder, recipes, device, screen)
+    comparison = _comparison(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
+    _predict(comparison, recipes, device, terminal)
     out.mkdir(parents=True, exist_ok=True)  # only now: what is wrong with the data is known
-    ladder.save(out)
-    with screen.comparison(ladder, recipes, seeds) as progress:
+    comparison.save(out)
+    with terminal.comparison(comparison, recipes, seeds) as progress:
         for seed in range(job.seed, job.seed + seeds):
             for recipe in recipes:
-                _climb(ladder, recipe, seed, device, out, progress)
-    return ladder
+                _measure_row(comparison, recipe, seed, device, out, progress)
+    return comparison
 
 
-def _refuse_counts(steps: int | None, seeds: int) -> None:
+def _check_counts(steps: int | None, seeds: int) -> None:
     for name, number in (("steps", steps), ("seeds", seeds)):
         if number is not None and number < 1:
             raise BadInput(f"--{name} is {number}: a ladder needs at least 1.")
 
 
-def _ladder(
+def _comparison(
     out: Path, job: Job, recipes: list[Recipe], device: Device, steps: int | None, budget: int | None
-) -> Ladder:
+) -> Comparison:
     """What the folder already holds of the same, and a row for each rung."""
-    ladder = Ladder(job=job, device=device.title, steps=steps, rows=[], versions=versions())
+    comparison = Comparison(job=job, device=device.title, steps=steps, rows=[], versions=versions())
     if (out / FILE).is_file():
-        before = load_ladder(out / FILE)
-        _refuse_other_ladder(out, before, ladder)
-        ladder = before
+        before = load_comparison(out / FILE)
+        _check_same_comparison(out, before, comparison)
+        comparison = before
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise OutputError(f"'{out}' is there and holds no ladder: give another --out.")
-    known = {tuple(row.recipe) for row in ladder.rows}
-    new = [Row(recipe=r.words, result=r.result.value) for r in recipes if tuple(r.words) not in known]
-    return ladder.model_copy(update={"rows": [*ladder.rows, *new], "budget_bytes": budget or ladder.budget_bytes})
+    known = {tuple(row.recipe) for row in comparison.rows}
+    new = [ComparisonRow(recipe=r.specs, result=r.result.value) for r in recipes if tuple(r.specs) not in known]
+    return comparison.model_copy(
+        update={"rows": [*comparison.rows, *new], "budget_bytes": budget or comparison.budget_bytes}
+    )
 
 
-def _refuse_other_ladder(out: Path, before: Ladder, now: Ladder) -> None:
+def _check_same_comparison(out: Path, before: Comparison, now: Comparison) -> None:
     for name in ("job", "device", "steps"):
         if getattr(before, name) != getattr(now, name):
             raise BadInput(f"'{out}' holds a ladder with another {name}: give another --out, or the same {name}.")
 
 
-def _foretell(ladder: Ladder, recipes: list[Recipe], device: str | None, screen: Listener) -> None:
+def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, terminal: Listener) -> None:
     """In one process for all: they share what is played."""
-    rows = [row for recipe in recipes if (row := ladder.row(recipe)) and row.foretold is None]
+    rows = [row for recipe in recipes if (row := comparison.row(recipe)) and row.predicted is None]
     if not rows:
         return
-    task = {"job": ladder.job.model_dump(), "recipes": [row.recipe for row in rows], "device": device}
-    with screen.status(f"Rehearsing {len(rows)} rungs"):
-        answer = ask(_WORKER, task)
+    task = {"job": comparison.job.model_dump(), "recipes": [row.recipe for row in rows], "device": device}
+    with terminal.status(f"Rehearsing {len(rows)} rungs"):
+        answer = run_worker(_WORKER, task)
     if answer.found is None:
         raise (BadInput if answer.exit_code == BadInput.exit_code else RunFailed)(answer.sentence)
     for row, said in zip(rows, answer.found, strict=True):
-        row.foretold = Foretold(**said["foretold"]) if "foretold" in said else None
+        row.predicted = RowPrediction(**said["predicted"]) if "predicted" in said else None
         row.failed = said.get("failed")
 
 
-def _climb(ladder: Ladder, recipe: Recipe, seed: int, device: str | None, out: Path, progress: Progress) -> None:
-    row = ladder.row(recipe)
+def _measure_row(
+    comparison: Comparison, recipe: Recipe, seed: int, device: str | None, out: Path, progress: Progress
+) -> None:
+    row = comparison.row(recipe)
     assert row is not None
-    if any(climb.seed == seed for climb in row.climbs):
+    if any(run_comparison.seed == seed for run_comparison in row.measurements):
         return
     progress.begin(row)
-    if _can_be_tried(row, ladder.device):
-        _measure(ladder, row, seed, device, out, progress.glance)
-        ladder.save(out)
+    if _is_runnable(row, comparison.device):
+        _measure(comparison, row, seed, device, out, progress.on_tick)
+        comparison.save(out)
     progress.end(row)
 
 
-def _can_be_tried(row: Row, device: str) -> bool:
+def _is_runnable(row: ComparisonRow, device: str) -> bool:
     """A rung that is not for this model, or too large for this machine, is a row without a measurement."""
-    if row.foretold is None:
+    if row.predicted is None:
         return row.failed is None
-    if row.foretold.fits is False:
-        row.failed = f"not run: it would take {format_bytes(row.foretold.peak_bytes)}, more than {device} has"
-    return row.foretold.fits is not False
+    if row.predicted.fits is False:
+        row.failed = f"not run: it would take {format_bytes(row.predicted.peak_bytes)}, more than {device} has"
+    return row.predicted.fits is not False
 
 
 def _measure(
-    ladder: Ladder, row: Row, seed: int, device: str | None, out: Path, glance: Callable[[float], None]
+    comparison: Comparison,
+    row: ComparisonRow,
+    seed: int,
+    device: str | None,
+    out: Path,
+    on_tick: Callable[[float], None],
 ) -> None:
     folder = out / _TRAINING
     shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
-    changes: dict[str, Any] = {"seed": seed} | ({"max_steps": ladder.steps} if ladder.steps else {})
-    job = ladder.job.model_copy(update=changes)
+    changes: dict[str, Any] = {"seed": seed} | ({"max_steps": comparison.steps} if comparison.steps else {})
+    job = comparison.job.model_copy(update=changes)
     task = {"job": job.model_dump(), "words": row.recipe, "device": device, "folder": str(folder)}
     try:
-        answer = ask(_WORKER, task | {"full": ladder.steps is None}, glance)
+        answer = run_worker(_WORKER, task | {"full": comparison.steps is None}, on_tick)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     row.failed = answer.sentence or None
     if answer.found is not None:
-        row.climbs.append(Climb(**answer.found))
+        row.measurements.append(Measurement(**answer.found))

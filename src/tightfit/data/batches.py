@@ -63,13 +63,13 @@ class RowLimits:
 IGNORED = -100  # the label that losses pass over
 
 
-def cut_slices(
+def micro_batches(
     batch: Batch, rows: int | RowLimits, *, encoder_decoder: bool = False, sort: bool = False
 ) -> Iterator[tuple[list[int], Batch]]:
     """Cut a batch into slices of at most `rows` rows, longest first; with each, the rows of the batch it holds."""
     limits = RowLimits(rows) if isinstance(rows, int) else rows
-    inputs = row_spans(_used_inputs(batch, encoder_decoder))
-    targets = row_spans(batch["labels"] != IGNORED) if encoder_decoder and _are_tokens(batch) else None
+    inputs = used_spans(_used_inputs(batch, encoder_decoder))
+    targets = used_spans(batch["labels"] != IGNORED) if encoder_decoder and _are_tokens(batch) else None
     order = list(range(len(inputs)))
     if sort or len(order) > limits.at(max(end - first for first, end in inputs)):
         order.sort(key=lambda row: inputs[row][0] - inputs[row][1])
@@ -78,11 +78,11 @@ def cut_slices(
         chosen = order[: limits.at(end - first)]
         order = order[len(chosen) :]
         whole = chosen == list(range(len(inputs)))
-        piece = batch if whole else {key: value[chosen] for key, value in batch.items()}
-        yield chosen, _trim(piece, _hull(inputs, chosen), _hull(targets, chosen) if targets else None)
+        chunk = batch if whole else {key: value[chosen] for key, value in batch.items()}
+        yield chosen, _trim(chunk, _hull(inputs, chosen), _hull(targets, chosen) if targets else None)
 
 
-def row_spans(used: torch.Tensor) -> Spans:
+def used_spans(used: torch.Tensor) -> Spans:
     """For each row the first used column and the one behind the last. One look at the device for the whole batch."""
     import torch
 
@@ -141,7 +141,7 @@ def _trim(batch: Batch, inputs: tuple[int, int], targets: tuple[int, int] | None
 _TOKENS_A_PIECE_COSTS = 64  # measured on a CPU: a matrix product of 512 rows takes 1.07 times as long a row as of 1,024
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Some rows of a batch, and the tokens of the longest of them."""
 
     start: int
@@ -149,12 +149,12 @@ class Piece(NamedTuple):
     length: int
 
 
-def cut_by_tokens(lengths: Sequence[int], tokens: int) -> list[Piece]:
+def partition_by_tokens(lengths: Sequence[int], tokens: int) -> list[Chunk]:
     """Cut rows, in their order, into pieces of at most so many tokens, where it costs least.
 
     Padding costs what its tokens cost, and each piece costs a little by itself. A row longer than that is alone.
     """
-    best: list[tuple[int, Piece | None]] = [(0, None)]
+    best: list[tuple[int, Chunk | None]] = [(0, None)]
     for end in range(1, len(lengths) + 1):
         choices = []
         longest = 0
@@ -163,18 +163,18 @@ def cut_by_tokens(lengths: Sequence[int], tokens: int) -> list[Piece]:
             size = (end - start) * longest
             if size > tokens and start < end - 1:
                 break
-            choices.append((best[start][0] + size + _TOKENS_A_PIECE_COSTS, Piece(start, end, longest)))
+            choices.append((best[start][0] + size + _TOKENS_A_PIECE_COSTS, Chunk(start, end, longest)))
         best.append(min(choices))
     return _walk_back(best)
 
 
-def _walk_back(best: list[tuple[int, Piece | None]]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _walk_back(best: list[tuple[int, Chunk | None]]) -> list[Chunk]:
+    chunks: list[Chunk] = []
     last = best[-1][1]
     while last is not None:
-        pieces.append(last)
+        chunks.append(last)
         last = best[last.start][1]
-    return pieces[::-1]
+    return chunks[::-1]
 
 
 # Order: which rows meet in which batch. It follows from the seed, so it is known before the training.
@@ -183,13 +183,13 @@ def _walk_back(best: list[tuple[int, Piece | None]]) -> list[Piece]:
 _BATCHES_LOOKED_AT, _ROWS_LOOKED_AT = 20_000, 5_000_000  # some seconds, some 40 MB
 
 
-def steps_of(job: Job, rows: int) -> int:
+def num_steps(job: Job, rows: int) -> int:
     """How many batches a training takes in all."""
     return job.max_steps or math.ceil(job.epochs * math.ceil(rows / job.batch_size))
 
 
 @dataclass(frozen=True)
-class Buckets:
+class LengthBuckets:
     """Rows of like length meet in a batch."""
 
     lengths: Sequence[int]
@@ -214,7 +214,7 @@ class Buckets:
 class BucketSampler:
     """Deals out the rows of one epoch after the other."""
 
-    def __init__(self, buckets: Buckets, seed: int) -> None:
+    def __init__(self, buckets: LengthBuckets, seed: int) -> None:
         self.buckets, self.seed, self.epoch = buckets, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -228,9 +228,9 @@ class BucketSampler:
         return iter(self.buckets.order(self.seed + self.epoch).tolist())
 
 
-def batches_of(job: Job, rows: int, buckets: Buckets | None = None) -> Iterator[Numbers]:
+def batches_of(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Iterator[Numbers]:
     """The rows of every batch of a training, in order: as accelerate's seeded sampler, or ours, deals them out."""
-    left = steps_of(job, rows)
+    left = num_steps(job, rows)
     epoch = 0
     while left:
         order = buckets.order(job.seed + epoch) if buckets else epoch_order(rows, job.seed + epoch)
@@ -240,15 +240,15 @@ def batches_of(job: Job, rows: int, buckets: Buckets | None = None) -> Iterator[
         epoch += 1
 
 
-def batches_to_look_at(job: Job, rows: int, buckets: Buckets | None = None) -> Iterator[Numbers]:
+def sample_batches(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Iterator[Numbers]:
     """An epoch's batches and more, of a training without end not all: it would never begin."""
     most = max(math.ceil(rows / job.batch_size), min(_BATCHES_LOOKED_AT, _ROWS_LOOKED_AT // job.batch_size))
     return itertools.islice(batches_of(job, rows, buckets), most)
 
 
-def rows_met(job: Job, rows: int, buckets: Buckets | None = None) -> Numbers:
+def rows_seen(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Numbers:
     """The rows that a training meets at all: with few steps not every row."""
-    if steps_of(job, rows) >= math.ceil(rows / job.batch_size):
+    if num_steps(job, rows) >= math.ceil(rows / job.batch_size):
         return np.arange(rows)
     return np.unique(np.concatenate(list(batches_of(job, rows, buckets))))
 

@@ -14,7 +14,7 @@ from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import token_lengths
 from tightfit.errors import DataError
 from tightfit.job import Job
-from tightfit.processes import cores
+from tightfit.processes import usable_cpus
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def read_data(job: Job) -> JobData:
 
 
 @dataclass(frozen=True)
-class Glance:
+class DataStats:
     """All that a rehearsal wants to know of the data."""
 
     labels: Labels
@@ -50,7 +50,7 @@ class Glance:
     validation: list[int]
 
 
-def glance_at(job: Job) -> Glance:
+def read_stats(job: Job) -> DataStats:
     """Read the rows and measure their texts."""
     from tightfit.models import load_tokenizer
 
@@ -58,7 +58,7 @@ def glance_at(job: Job) -> Glance:
     train, validation = (
         token_lengths(rows, tokenizer, job.max_length) for rows in (data.split.train, data.split.validation)
     )
-    return Glance(data.labels, train, validation)
+    return DataStats(data.labels, train, validation)
 
 
 def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
@@ -88,9 +88,9 @@ def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:
 _begun: dict[Job, Connection] = {}
 
 
-def begin_reading(job: Job) -> None:
+def start_prefetch(job: Job) -> None:
     """Only before torch is there: the other process begins small, and no thread's locks are copied into it."""
-    if "torch" in sys.modules or cores() < 2 or not Path(job.data).is_file():
+    if "torch" in sys.modules or usable_cpus() < 2 or not Path(job.data).is_file():
         return
     mine, its = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=_read, args=(job, its), daemon=True)
@@ -99,17 +99,17 @@ def begin_reading(job: Job) -> None:
     _begun[job] = mine
 
 
-def glance_beside(job: Job) -> Glance:
+def prefetched_stats(job: Job) -> DataStats:
     """What was read beside, or is read now. What went wrong there goes wrong again, aloud."""
     begun = _begun.pop(job, None)
     if begun is None:
-        return glance_at(job)
+        return read_stats(job)
     try:
         with begun:
-            glance: Glance | None = begun.recv()
+            glance: DataStats | None = begun.recv()
     except (EOFError, OSError):
         glance = None
-    return glance if glance is not None else glance_at(job)
+    return glance if glance is not None else read_stats(job)
 
 
 def stop_reading(job: Job) -> None:
@@ -126,6 +126,6 @@ def _read(job: Job, answer: Connection) -> None:
             os.dup2(nowhere.fileno(), stream)
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tokenizers do without, and it takes long to import
     try:
-        answer.send(glance_at(job))
+        answer.send(read_stats(job))
     except Exception:
         answer.send(None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import DataError
-from tightfit.optional_imports import ARROW, let_in
+from tightfit.optional_imports import ARROW, allow_imports
 
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _CHUNK = 1 << 20
@@ -216,7 +216,7 @@ def _object(path: Path, place: int, item: Any) -> dict[str, Any]:
 
 
 def _parquet(table: Table) -> Iterator[Row]:
-    let_in(*ARROW)
+    allow_imports(*ARROW)
     import pyarrow as pa
     import pyarrow.parquet as pq
 

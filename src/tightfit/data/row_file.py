@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 _ROWS_AT_ONCE = 1000
-_APART = 4096  # bytes a row; one more call to read costs about as much as so many that are read in vain
+_READ_GAP = 4096  # bytes a row; one more call to read costs about as much as so many that are read in vain
 
 
-class Store:
+class RowFile:
     """Rows with named columns: all that were written, or some of them in an order of their own."""
 
     def __init__(self, columns: Mapping[str, _Column], rows: Numbers) -> None:
@@ -65,13 +65,13 @@ class Store:
         """All rows, some at a time, as columns."""
         return map(self._read, self._some_rows())
 
-    def select(self, rows: Sequence[int] | Numbers) -> Store:
+    def select(self, rows: Sequence[int] | Numbers) -> RowFile:
         """These rows in this order; nothing is copied."""
-        return Store(self._columns, self._rows[np.asarray(rows, dtype=np.int64)])
+        return RowFile(self._columns, self._rows[np.asarray(rows, dtype=np.int64)])
 
-    def without(self, *names: str) -> Store:
+    def without(self, *names: str) -> RowFile:
         """The same rows without these columns, whether they are there or not."""
-        return Store({name: column for name, column in self._columns.items() if name not in names}, self._rows)
+        return RowFile({name: column for name, column in self._columns.items() if name not in names}, self._rows)
 
     def _some_rows(self) -> Iterator[Numbers]:
         return (self._rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(self), _ROWS_AT_ONCE))
@@ -80,7 +80,7 @@ class Store:
         return {name: column.read(rows) for name, column in self._columns.items()}
 
 
-def store_rows(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, type]) -> Store:
+def store_rows(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, type]) -> RowFile:
     """Write rows whose columns are texts (str), lists of whole numbers (list) or whole numbers (int)."""
     file = _file_without_name()
     numbers = {name: array("q") for name, kind in kinds.items() if kind is int}
@@ -88,7 +88,7 @@ def store_rows(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, type]) -> 
     places = _write(file, rows, wide, numbers)
     columns: dict[str, _Column] = {name: _Numbers(np.array(values)) for name, values in numbers.items()}
     columns |= _cells(file, places, wide)
-    return Store({name: columns[name] for name in kinds}, np.arange((len(places) - 1) // len(wide)))
+    return RowFile({name: columns[name] for name in kinds}, np.arange((len(places) - 1) // len(wide)))
 
 
 def _write(
@@ -100,13 +100,13 @@ def _write(
         for name, values in numbers.items():
             values.append(row[name])
         cells = [_PACK[kind](row[name]) for name, kind in wide.items()]
-        write_whole(file, b"".join(cells))
+        write_all(file, b"".join(cells))
         for cell in cells:
             places.append(places[-1] + len(cell))
     return np.array(places)
 
 
-def write_whole(file: IO[bytes], content: bytes) -> None:
+def write_all(file: IO[bytes], content: bytes) -> None:
     """To a file without a buffer; a disk that fills up takes what it can and says nothing."""
     if file.write(content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -142,7 +142,7 @@ class _Cells:
         begins, ends = self.begins[rows], self.ends[rows]
         first, size = int(begins.min()), int(ends.max() - begins.min())
         unpack, places = _UNPACK[self.kind], zip(begins.tolist(), ends.tolist(), strict=True)
-        if size > _APART * len(rows):
+        if size > _READ_GAP * len(rows):
             return [unpack(_read_at(self.file, begin, end - begin)) for begin, end in places]
         content = _read_at(self.file, first, size)
         return [unpack(content[begin - first : end - first]) for begin, end in places]
@@ -191,7 +191,7 @@ def _file_without_name() -> IO[bytes]:
 # place, so rows can be written in any order and those that a training never meets take no room.
 
 
-class KeptRows(torch.utils.data.Dataset):
+class FeatureFile(torch.utils.data.Dataset):
     """Rows to train on, read as whole batches."""
 
     def __init__(self, rows: int, folder: Path) -> None:
@@ -210,7 +210,7 @@ class KeptRows(torch.utils.data.Dataset):
         joined = np.concatenate([columns[name] for name in self._columns], axis=1)
         for row, content in zip(rows, joined, strict=True):
             self._file.seek(row * len(content))
-            write_whole(self._file, content.tobytes())
+            write_all(self._file, content.tobytes())
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
         """What torch's loader asks for; nothing is left to collate."""
@@ -228,7 +228,7 @@ class KeptRows(torch.utils.data.Dataset):
         return self._file.read(size).ljust(size, b"\0")
 
 
-def as_it_is(batch: Batch) -> Batch:
+def identity_collate(batch: Batch) -> Batch:
     """The collator of kept rows."""
     return batch
 

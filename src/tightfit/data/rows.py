@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.row_file import Store, store_rows
+from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.sources import Source, find_sources
 from tightfit.errors import DataError, suggest
 
@@ -178,7 +178,7 @@ class Rows:
     """Clean rows: text, text_pair for pairs, label as the file writes it, the line each stands on, its number."""
 
     source: Source
-    dataset: Store
+    dataset: RowFile
     columns: Columns
     notes: tuple[str, ...] = ()
     """What was dropped, aloud."""
@@ -236,7 +236,7 @@ def _refuse_missing_columns(source: Source, columns: Columns) -> None:
             raise DataError(f"{name} has no column '{missing[0]}': {suggest(missing[0], there)}")
 
 
-def _stored(source: Source, columns: Columns) -> Store:
+def _stored(source: Source, columns: Columns) -> RowFile:
     texts = ["text", *(["text_pair"] if len(columns.text) == 2 else []), "label"]
     kinds = dict.fromkeys(texts, str) | dict.fromkeys(("line", "row", "flaws"), int)
     return store_rows(_cleaned(source, columns), kinds)
@@ -289,7 +289,7 @@ def find_labels(rows: Rows, *, will_be_split: bool) -> Labels:
     return Labels(tuple(sorted(counts, key=_order)))
 
 
-def about_unknown_labels(name: str, dataset: Store, labels: Labels) -> tuple[str, ...]:
+def about_unknown_labels(name: str, dataset: RowFile, labels: Labels) -> tuple[str, ...]:
     """Rows whose label was never trained cannot be scored."""
     pairs = zip(dataset["line"], dataset["label"], strict=True)
     lines = [line for line, label in pairs if label not in labels.ids]

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from tightfit.compat import fingerprint_of
 from tightfit.data.readers import Row, Table, detect_encoding, is_table, table_endings
-from tightfit.errors import DataError, reason_of, suggest
+from tightfit.errors import DataError, first_line, suggest
 from tightfit.files import digest_of
-from tightfit.optional_imports import ARROW, let_in
+from tightfit.optional_imports import ARROW, allow_imports
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")
@@ -113,7 +113,7 @@ def _source(name: str, paths: list[Path], header: bool) -> Source:
 
 def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
     if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
-        let_in(*ARROW)
+        allow_imports(*ARROW)
         from datasets import load_from_disk
 
         return _arrow(str(folder), load_from_disk(str(folder)))
@@ -148,7 +148,7 @@ def _is_named(path: Path, words: tuple[str, ...]) -> bool:
 
 
 def _hub(name: str) -> tuple[Source, Source | None]:
-    let_in(*ARROW)
+    allow_imports(*ARROW)
     from datasets import load_dataset
 
     try:
@@ -156,7 +156,7 @@ def _hub(name: str) -> tuple[Source, Source | None]:
     except DataError:
         raise
     except Exception as error:  # the hub client raises dozens of kinds, none of them of use to the user
-        reason = reason_of(error).rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise DataError(
             f"'{name}' is neither a file here nor a data set that the hub gives out ({reason}): "
             "check the path or the name."

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tightfit.data.row_file import Store
+from tightfit.data.row_file import RowFile
 from tightfit.data.rows import Rows
 from tightfit.errors import BadInput
-from tightfit.files import whole_folder
+from tightfit.files import atomic_dir
 
 HELD_OUT = 0.1
 FOLDER = "split"
@@ -24,8 +24,8 @@ FOLDER = "split"
 class Split:
     """Training and validation rows."""
 
-    train: Store
-    validation: Store
+    train: RowFile
+    validation: RowFile
     digest: str
     """Of the data the validation rows come from."""
     notes: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def _draw(labels: np.ndarray[Any, Any], chance: np.random.Generator) -> np.ndarr
 def save_split(folder: Path, split: Split) -> None:
     """Write the held-out lines and the fingerprints of the training rows into the run folder."""
     about = {"digest": split.digest, "validation_rows": split.validation["row"]}
-    with whole_folder(folder / FOLDER) as aside:
+    with atomic_dir(folder / FOLDER) as aside:
         (aside / "validation.json").write_text(json.dumps(about), "utf-8")
         np.save(aside / "train.npy", fingerprints(split.train), allow_pickle=False)
 
@@ -88,7 +88,7 @@ def load_split(folder: Path) -> SavedSplit:
         ) from None
 
 
-def held_out_rows(folder: Path, rows: Rows) -> tuple[Store, tuple[str, ...]]:
+def held_out_rows(folder: Path, rows: Rows) -> tuple[RowFile, tuple[str, ...]]:
     """The rows that this run did not train on, and a note on what was left out."""
     saved = load_split(folder)
     if saved.digest == rows.digest:
@@ -101,7 +101,7 @@ def held_out_rows(folder: Path, rows: Rows) -> tuple[Store, tuple[str, ...]]:
     return rows.dataset.select(keep), note
 
 
-def fingerprints(dataset: Store) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def fingerprints(dataset: RowFile) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """One number per row that says whether two rows hold the same words and label."""
     found = array("Q")
     for rows in dataset.batches():

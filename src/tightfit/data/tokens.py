@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tightfit.data.row_file import Store, store_rows
+from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Labels
 from tightfit.errors import BadInput
 
@@ -22,7 +22,7 @@ _UNTOLD = -1
 class Tokens:
     """Encoded rows, and the length of each."""
 
-    dataset: Store
+    dataset: RowFile
     lengths: list[int]
     cut: int
     """How many rows were longer than the limit."""
@@ -38,7 +38,9 @@ class Tokens:
         return Tokens(self.dataset.select(order), [self.lengths[i] for i in order], self.cut, self.lost)
 
 
-def encode(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None) -> Tokens:
+def encode(
+    dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None
+) -> Tokens:
     """Turn texts into token ids, and labels into numbers where they are wanted."""
     _refuse_no_room(dataset, tokenizer, max_length)
     rows = _encoded_rows(dataset, tokenizer, max_length, labels.ids if labels else None)
@@ -49,14 +51,14 @@ def encode(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int, 
 
 
 def _encoded_rows(
-    dataset: Store, tokenizer: Any, max_length: int, ids: dict[str, int] | None
+    dataset: RowFile, tokenizer: Any, max_length: int, ids: dict[str, int] | None
 ) -> Iterator[dict[str, Any]]:
     for rows in dataset.batches():
         encoded = _encode_batch(rows, tokenizer, max_length, ids)
         yield from (dict(zip(encoded, cells, strict=True)) for cells in zip(*encoded.values(), strict=True))
 
 
-def token_lengths(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
+def token_lengths(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
     """How long each text is for the model, without keeping the tokens."""
     _refuse_no_room(dataset, tokenizer, max_length)
     lengths: list[int] = []
@@ -77,7 +79,7 @@ def _whole_lengths(texts: tuple[list[str], ...], tokenizer: PreTrainedTokenizerB
     return [len(encoding.ids) for encoding in backend.encode_batch_fast(inputs)]
 
 
-def _refuse_no_room(dataset: Store, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _refuse_no_room(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
     if max_length <= special:
         raise BadInput(f"{max_length} tokens leave no room for a text beside {special} special ones: allow more.")

@@ -9,7 +9,7 @@ from tightfit.data.rows import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError
 from tightfit.job import Job
-from tightfit.models import load_config, load_model, longest_text, set_depth
+from tightfit.models import load_config, load_model, longest_text, truncate_layers
 from tightfit.optimizers.in_backward import step_in_backward
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
@@ -32,7 +32,7 @@ def assemble(
 ) -> Parts:
     """Build the model and put the recipe's strategies on it. With `layers` the model has only so many."""
     model = _build_model(job, labels, tokenizer, layers)
-    _refuse_too_long(job, model)
+    _check_max_length(job, model)
     parts = Parts(
         model=model,
         device=device,
@@ -42,7 +42,7 @@ def assemble(
         learning_rate=job.learning_rate,
         weight_decay=job.weight_decay,
         max_grad_norm=job.max_grad_norm,
-        slice_rows=job.batch_size,
+        micro_batch_size=job.batch_size,
     )
     for strategy in recipe.strategies:
         parts = strategy.apply(parts)
@@ -59,7 +59,7 @@ def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
 
 def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
     """What trains, in two groups: biases and norms do not decay, as in transformers.Trainer."""
-    decaying = _decaying_parameters(parts.model)
+    decaying = _weight_decay_names(parts.model)
     trained = [(name, p) for name, p in parts.model.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in trained if name in decaying], "weight_decay": parts.weight_decay},
@@ -76,12 +76,12 @@ def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, l
     config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find a text's last token by it
     config.get_text_config().use_cache = False  # keys and values of earlier tokens: for writing text, not for training
     if layers is not None:
-        set_depth(config, layers)
+        truncate_layers(config, layers)
     set_seed(job.seed)  # the new head is the same whatever the recipe
     return load_model(task.head(), job.model, config, random_weights=job.random_weights)
 
 
-def _refuse_too_long(job: Job, model: PreTrainedModel) -> None:
+def _check_max_length(job: Job, model: PreTrainedModel) -> None:
     limit = longest_text(model)
     if limit is not None and job.max_length > limit:
         raise ModelError(
@@ -89,5 +89,5 @@ def _refuse_too_long(job: Job, model: PreTrainedModel) -> None:
         )
 
 
-def _decaying_parameters(model: PreTrainedModel) -> set[str]:
+def _weight_decay_names(model: PreTrainedModel) -> set[str]:
     return set(decay_parameter_names(model))  # keeps the list of exceptions in one place, theirs

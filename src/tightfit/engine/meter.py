@@ -15,7 +15,7 @@ from typing import Protocol
 from tightfit.device import Device
 from tightfit.system import status
 
-BETWEEN = "between"
+OTHER = "between"
 
 
 class Gauge(Protocol):
@@ -25,7 +25,7 @@ class Gauge(Protocol):
         """Bytes in use."""
         ...
 
-    def take_peak(self) -> int:
+    def pop_peak(self) -> int:
         """The most bytes in use since the last call, and start again."""
         ...
 
@@ -35,20 +35,20 @@ class Meter:
 
     def __init__(self, gauge: Gauge) -> None:
         self.gauge = gauge
-        self.moments: dict[str, int] = {}
+        self.phases: dict[str, int] = {}
         self.allocated: dict[str, int] = {}
         """On a card: the tensors' share."""
         self._current = "load"
-        gauge.take_peak()
+        gauge.pop_peak()
 
     @property
     def peak(self) -> int:
         """The most bytes in use so far."""
-        self._settle()
-        return max(self.moments.values())
+        self._record()
+        return max(self.phases.values())
 
     @contextlib.contextmanager
-    def moment(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Everything inside belongs to this moment."""
         outer = self._enter(name)
         try:
@@ -59,25 +59,25 @@ class Meter:
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
         """What is taken and given back inside belongs to no moment."""
-        self._settle()
+        self._record()
         try:
             yield
         finally:
-            self.gauge.take_peak()
+            self.gauge.pop_peak()
 
     def begin(self, name: str) -> None:
         """This moment lasts until the next one begins."""
         self._enter(name)
 
     def _enter(self, name: str) -> str:
-        self._settle()
+        self._record()
         before, self._current = self._current, name
         return before
 
-    def _settle(self) -> None:
+    def _record(self) -> None:
         allocated = self.gauge.allocated_peak() if isinstance(self.gauge, CudaGauge) else None
-        peak = self.gauge.take_peak()
-        self.moments[self._current] = max(peak, self.moments.get(self._current, 0))
+        peak = self.gauge.pop_peak()
+        self.phases[self._current] = max(peak, self.phases.get(self._current, 0))
         if allocated is not None:
             self.allocated[self._current] = max(allocated, self.allocated.get(self._current, 0))
 
@@ -114,12 +114,12 @@ class ResidentGauge:
 
     def __init__(self) -> None:
         self._reset = Path("/proc/self/clear_refs")
-        self.take_peak()
+        self.pop_peak()
 
     def now(self) -> int:
         return status("VmRSS")
 
-    def take_peak(self) -> int:
+    def pop_peak(self) -> int:
         peak = status("VmHWM")
         self._reset.write_text("5")  # 5 sets the high-water mark to what is resident now
         return peak
@@ -141,7 +141,7 @@ class SampledGauge:
     def now(self) -> int:
         return int(self._process.memory_info().rss)
 
-    def take_peak(self) -> int:
+    def pop_peak(self) -> int:
         with self._lock:
             peak, self._peak = max(self._peak, self.now()), self.now()
         return peak
@@ -173,7 +173,7 @@ class CudaGauge:
 
         return torch.cuda.max_memory_allocated(self._name)
 
-    def take_peak(self) -> int:
+    def pop_peak(self) -> int:
         import torch
 
         peak = torch.cuda.max_memory_reserved(self._name)

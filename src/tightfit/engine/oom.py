@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tightfit.errors import OutOfMemory, RunFailed, Stopped, is_out_of_memory, reason_of
+from tightfit.errors import OutOfMemory, RunFailed, Stopped, first_line, is_out_of_memory
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,12 +43,12 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    from tightfit.system import give_back_freed_memory
+    from tightfit.system import tune_malloc
 
-    give_back_freed_memory()
+    tune_malloc()
 
 
-def freed_after_failure(function: Callable[P, T]) -> Callable[P, T]:
+def release_memory_on_error(function: Callable[P, T]) -> Callable[P, T]:
     """A notebook keeps a failure's traceback, and with it the model and all around it: leave only the sentence."""
 
     @functools.wraps(function)
@@ -60,7 +60,7 @@ def freed_after_failure(function: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = OutOfMemory(_NO_ROOM.format(reason=reason_of(error)))
+            failure = OutOfMemory(_NO_ROOM.format(reason=first_line(error)))
             forget(error)
         forget(failure)
         free_memory()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from tightfit.data.batches import IGNORED, cut_slices
+from tightfit.data.batches import IGNORED, micro_batches
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     Moment = Callable[[str], AbstractContextManager[None]]
 
 
-def weighed_slices(
+def weighted_micro_batches(
     model: PreTrainedModel, batch: Batch, rows: int | RowLimits, *, sort: bool = False
 ) -> Iterable[tuple[float, Batch]]:
     """The slices of a batch, each with its share of the batch's labels; slices without labels teach nothing."""
     counts = label_counts(model, batch["labels"])
     total = sum(counts)
-    for chosen, piece in cut_slices(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
+    for chosen, piece in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
         share = sum(counts[row] for row in chosen)
         if share:
             yield share / total, piece
@@ -54,20 +54,20 @@ def _predicts_next_token(model: PreTrainedModel) -> bool:
     return (shifts or causal) and not model.config.is_encoder_decoder
 
 
-def run_slices(
+def run_micro_batches(
     model: torch.nn.Module,
     slices: Iterable[tuple[float, Batch]],
     backward: Callable[[torch.Tensor], None],
-    moment: Moment,
+    phase: Moment,
 ) -> torch.Tensor:
     """Forward and backward of every slice; gradients add up in the parameters. Returns the batch's mean loss."""
     import torch
 
     losses = []
     for share, piece in slices:
-        with moment("forward"):
+        with phase("forward"):
             loss = model(**piece).loss * share
-        with moment("backward"):
+        with phase("backward"):
             backward(loss)
         losses.append(loss.detach())
         del loss  # holds the slice's whole graph

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tightfit.device import Device, find_device_or_card
+from tightfit.device import Device, find_device_or_gpu
 from tightfit.errors import BadInput
-from tightfit.explain.oom_message import Overflow, read_message
+from tightfit.explain.oom_message import OomMessage, read_message
 from tightfit.explain.script import Edit, Settings, edits_for
 from tightfit.units import format_bytes
 
@@ -36,21 +36,21 @@ def explain(message: str = "", settings: Settings | None = None, device: str | N
         happened.append(overflow.hint)
     if settings.unread:
         happened.append(f"{', '.join(settings.unread)} cannot be read without running the script: defaults are assumed")
-    bill, edits = edits_for(settings, where)
-    if bill is not None:
-        kinds = sorted(bill.moments[bill.moment].items(), key=lambda item: -item[1])[:3]
+    estimate, edits = edits_for(settings, where)
+    if estimate is not None:
+        kinds = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])[:3]
         shares = ", ".join(f"{kind.value} {format_bytes(size)}" for kind, size in kinds)
-        happened.append(f"{settings} takes {format_bytes(bill.peak)} on {where.title}: {shares}")
+        happened.append(f"{settings} takes {format_bytes(estimate.peak)} on {where.title}: {shares}")
     return Explanation(tuple(happened), tuple(edits))
 
 
-def _device(word: str | None, overflow: Overflow | None) -> Device:
+def _device(word: str | None, overflow: OomMessage | None) -> Device:
     """The card named, or one as large as the message's."""
-    from tightfit.device import CARDS
+    from tightfit.device import GPUS
 
     if word is not None or overflow is None or not overflow.capacity:
-        return find_device_or_card(word)
-    sizes = [card for card in CARDS.values() if card.kind == "cuda" and card.memory is not None]
+        return find_device_or_gpu(word)
+    sizes = [card for card in GPUS.values() if card.kind == "cuda" and card.memory is not None]
     return min(sizes, key=lambda card: abs((card.memory or 0) - (overflow.capacity or 0)))
 
 

@@ -21,7 +21,7 @@ _SCATTERED = 0.15  # of the card: reserved and not used, more than what was aske
 
 
 @dataclass(frozen=True)
-class Overflow:
+class OomMessage:
     """What a message says; None where it does not."""
 
     asked: int | None = None
@@ -39,15 +39,15 @@ class Overflow:
         facts = [f"{format_bytes(self.asked)} more were asked for"]
         if self.allocated is not None:
             facts.append(f"tensors held {format_bytes(self.allocated)}")
-        if self.held_idle:
-            facts.append(f"the allocator held {format_bytes(self.held_idle)} without a use")
+        if self.fragmented:
+            facts.append(f"the allocator held {format_bytes(self.fragmented)} without a use")
         if self.free is not None:
             facts.append(f"{format_bytes(self.free)} were free")
         card = f" of {format_bytes(self.capacity)}" if self.capacity else ""
         return f"The card{card} overflowed: {', '.join(facts)}." if card else f"Memory ran out: {', '.join(facts)}."
 
     @property
-    def held_idle(self) -> int:
+    def fragmented(self) -> int:
         """Reserved by torch and not in use."""
         if self.unused is not None:
             return self.unused
@@ -56,7 +56,7 @@ class Overflow:
     @property
     def hint(self) -> str | None:
         """Where the room was there, but in pieces."""
-        if not self.asked or self.held_idle < max(self.asked, _SCATTERED * (self.capacity or 0)):
+        if not self.asked or self.fragmented < max(self.asked, _SCATTERED * (self.capacity or 0)):
             return None
         return (
             "There was room, but in pieces: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting, "
@@ -64,12 +64,12 @@ class Overflow:
         )
 
 
-def read_message(text: str) -> Overflow | None:
+def read_message(text: str) -> OomMessage | None:
     """The numbers of an out-of-memory message; None if the text holds none."""
     found = {name: _first(pattern, text) for name, pattern in _PATTERNS.items()}
     if found["asked"] is None and not any(word in text for word in _OTHERS):
         return None
-    return Overflow(**found)
+    return OomMessage(**found)
 
 
 def _first(pattern: str, text: str) -> int | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tightfit.device import Device
 from tightfit.errors import BadInput
-from tightfit.simulation.estimate import Bill
+from tightfit.simulation.estimate import Estimate
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes
 
@@ -55,9 +55,9 @@ class Settings:
         """The same in our words."""
         words = []
         if self.gradient_accumulation_steps > 1:
-            words.append(f"slice:size={self.per_device_train_batch_size}")
+            words.append(f"micro-batch:size={self.per_device_train_batch_size}")
         if self.gradient_checkpointing:
-            words.append("checkpoint")
+            words.append("gradient-checkpointing")
         if "adafactor" in self.optim:
             words.append("adafactor")
         if self.fp16 or self.bf16:
@@ -79,7 +79,7 @@ class Settings:
 
     def __str__(self) -> str:
         slices = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        words = " ".join(word for word in self.recipe().words if not word.startswith("slice"))
+        words = " ".join(word for word in self.recipe().specs if not word.startswith("micro-batch"))
         return (
             f"{self.model} with {self.per_device_train_batch_size}{slices} rows of {self.max_length} {words}".rstrip()
         )
@@ -167,23 +167,23 @@ class Edit:
         return f"{self.words} → {format_bytes(self.peak)}{', fits' if self.fits else ''}"
 
 
-def edits_for(settings: Settings, device: Device) -> tuple[Bill | None, list[Edit]]:
+def edits_for(settings: Settings, device: Device) -> tuple[Estimate | None, list[Edit]]:
     """What the settings take now, and the best edits; without a model in the order that usually helps."""
     if settings.model is None:
         return None, [Edit(words) for words, _ in _changes(settings, device)][:_THREE]
     return _rehearsed(settings, device)
 
 
-def _rehearsed(settings: Settings, device: Device) -> tuple[Bill, list[Edit]]:
-    first = bill = _bill(settings, device)
+def _rehearsed(settings: Settings, device: Device) -> tuple[Estimate, list[Edit]]:
+    first = estimate = _estimate(settings, device)
     edits: list[Edit] = []
     while len(edits) < _THREE and not (edits and edits[-1].fits):
-        tried = [(words, changed, _bill(changed, device)) for words, changed in _changes(settings, device)]
-        tried = [choice for choice in tried if choice[2].peak < bill.peak]
+        tried = [(words, changed, _estimate(changed, device)) for words, changed in _changes(settings, device)]
+        tried = [choice for choice in tried if choice[2].peak < estimate.peak]
         if not tried:
             break
-        words, settings, bill = min(tried, key=lambda choice: choice[2].peak)
-        edits.append(Edit(words, bill.peak, bill.fits))
+        words, settings, estimate = min(tried, key=lambda choice: choice[2].peak)
+        edits.append(Edit(words, estimate.peak, estimate.fits))
     return first, edits
 
 
@@ -203,16 +203,16 @@ def _changes(now: Settings, device: Device) -> Iterator[tuple[str, Settings]]:
         yield ("bf16=True", replace(now, bf16=True)) if device.bf16 else ("fp16=True", replace(now, fp16=True))
 
 
-def _bill(settings: Settings, device: Device) -> Bill:
+def _estimate(settings: Settings, device: Device) -> Estimate:
     """With texts as long as allowed: a script does not say how long its data is."""
     from tightfit.data.rows import Labels
     from tightfit.job import Job
     from tightfit.models import load_config
-    from tightfit.simulation.simulation import Company, Rehearsal
+    from tightfit.simulation.simulation import Simulation, SimulationSetup
     from tightfit.simulation.worst_case import Lengths
 
     assert settings.model is not None
     job = Job(model=settings.model, data="none", batch_size=settings.batch, max_length=settings.max_length)
     tokenizer: Any = SimpleNamespace(pad_token_id=load_config(settings.model).get_text_config().pad_token_id or 0)
     lengths = Lengths.uniform(settings.batch, settings.max_length)
-    return Rehearsal(Company(job, device, Labels(("0", "1")), tokenizer), lengths).bill(settings.recipe())
+    return Simulation(SimulationSetup(job, device, Labels(("0", "1")), tokenizer), lengths).estimate(settings.recipe())

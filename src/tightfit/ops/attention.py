@@ -16,7 +16,7 @@ import torch
 
 from tightfit.compat import softmax_backward_into
 from tightfit.ops.buffer_pool import empty
-from tightfit.ops.dropout import MASK, Chance, draw_seed
+from tightfit.ops.dropout import MASK, RandomBits, draw_seed
 from tightfit.ops.fake import each
 
 NAME = "tightfit"
@@ -30,12 +30,12 @@ def register() -> str:
 
     from tightfit.compat import sdpa_mask
 
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
+    ALL_ATTENTION_FUNCTIONS.register(NAME, tiled_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     return NAME
 
 
-def attend(
+def tiled_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -50,8 +50,8 @@ def attend(
 
     causal = settings.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    hides_later = bool(causal) and attention_mask is None and query.shape[2] > 1
-    in_cache = hides_later and query.shape[2] != key.shape[2]  # some keys are of earlier calls
+    is_causal = bool(causal) and attention_mask is None and query.shape[2] > 1
+    in_cache = is_causal and query.shape[2] != key.shape[2]  # some keys are of earlier calls
     if not dropout or query.dtype is not torch.float32 or in_cache:
         given = (module, query, key, value, attention_mask)
         return sdpa_attention_forward(*given, dropout=dropout, scaling=scaling, **settings)
@@ -59,11 +59,11 @@ def attend(
     if groups > 1:
         key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = _Attention.apply(query, key, value, _as_numbers(attention_mask), hides_later, scale, dropout)
+    out = _Attention.apply(query, key, value, _additive_mask(attention_mask), is_causal, scale, dropout)
     return out.transpose(1, 2), None
 
 
-def _as_numbers(mask: torch.Tensor | None) -> torch.Tensor | None:
+def _additive_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
     """What is added to the scores: nothing where a token may be looked at."""
     if mask is None or mask.is_floating_point():
         return mask
@@ -78,7 +78,7 @@ class _Tiles:
     query: torch.Tensor
     key: torch.Tensor
     mask: torch.Tensor | None
-    hides_later: bool
+    is_causal: bool
     """Whether no token sees a later one, where no mask says so."""
     scale: float
     dropped: float
@@ -87,11 +87,11 @@ class _Tiles:
     def __iter__(self) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Rows, their probabilities, and ones for those that dropout keeps. Both are overwritten by the next."""
         rows, heads, length, _ = self.query.shape
-        others, chance = self.key.shape[2], Chance(self.seed)
+        others, chance = self.key.shape[2], RandomBits(self.seed)
         at_once = min(rows, max(1, _TILE // (heads * length * others)))
         scores, shares = (empty((at_once * heads, length, others), self.query) for _ in range(2))
         mask = torch.empty(scores.shape, dtype=MASK)
-        later = torch.ones(length, others, dtype=torch.bool).triu_(1) if self.hides_later else None
+        later = torch.ones(length, others, dtype=torch.bool).triu_(1) if self.is_causal else None
         for start in each(range(0, rows, at_once), rows / at_once, like=self.query):
             here = slice(start, min(start + at_once, rows))
             count = (here.stop - start) * heads
@@ -130,12 +130,12 @@ class _Attention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
-        hides_later: bool,
+        is_causal: bool,
         scale: float,
         dropped: float,
     ) -> torch.Tensor:
         ctx.save_for_backward(query, key, value, mask)
-        ctx.settings = hides_later, scale, dropped, draw_seed(query)
+        ctx.settings = is_causal, scale, dropped, draw_seed(query)
         out, room = _empty_like(query, value.shape[-1]), _Room(query)
         for here, shares, keep in _Tiles(query, key, mask, *ctx.settings):
             room.product(shares.mul_(keep), _flat(value[here]), out[here])

@@ -22,7 +22,7 @@ _FAR_TOO_LARGE = 2  # times what is wanted
 _NO_PASS = -1  # back; autograd counts those from 0
 
 
-class Rooms:
+class BufferPool:
     """Blocks of memory for the pieces of a batch; none for a device whose allocator keeps what is freed."""
 
     def __init__(self, device: str = "cpu") -> None:
@@ -32,9 +32,9 @@ class Rooms:
         self._growth = 1.0
         """How much more the largest piece takes than the one at hand."""
 
-    def meet(self, piece: torch.Tensor, most_tokens: int) -> None:
+    def meet(self, chunk: torch.Tensor, most_tokens: int) -> None:
         """A piece comes: blocks that are made for it do for the largest too."""
-        self._growth = max(1.0, most_tokens / (piece.shape[0] * piece.shape[1]))
+        self._growth = max(1.0, most_tokens / (chunk.shape[0] * chunk.shape[1]))
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
         """A tensor without values: in a block that nobody uses, or in a new one."""
@@ -79,10 +79,10 @@ class Rooms:
         _open = None
 
 
-_open: Rooms | None = None
+_open: BufferPool | None = None
 
 
-def room_for(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
+def pooled_or_none(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
     """A tensor without values in the room that is open; None if none is."""
     if _open is None or not _open.is_of_this_pass or math.prod(shape) * like.element_size() < SMALLEST:
         return None
@@ -91,7 +91,7 @@ def room_for(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
 
 def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
     """A tensor without values, in a room if one is open."""
-    room = room_for(shape, like)
+    room = pooled_or_none(shape, like)
     return like.new_empty(shape) if room is None else room
 
 

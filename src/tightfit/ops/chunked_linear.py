@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from tightfit.compat import current_graph_task_id
-from tightfit.ops.buffer_pool import room_for
+from tightfit.ops.buffer_pool import pooled_or_none
 
 
 class Missed(Exception):
     """A norm in the middle of a layer was taken for its last."""
 
 
-class LastNorm:
+class DeferredNorm:
     """The forward of a norm that may be the last thing that a layer does."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
@@ -59,14 +59,14 @@ class Handed:
 
     def __init__(self) -> None:
         self._states: weakref.ref[torch.Tensor] | None = None
-        self._norm: LastNorm | None = None
+        self._norm: DeferredNorm | None = None
 
-    def on(self, states: Any, norm: LastNorm | None) -> None:
+    def on(self, states: Any, norm: DeferredNorm | None) -> None:
         """From a layer."""
         left = norm is not None and bool(norm.is_left)
         self._states, self._norm = (weakref.ref(states), norm) if left else (None, None)
 
-    def to_next(self, states: torch.Tensor) -> LastNorm | None:
+    def to_next(self, states: torch.Tensor) -> DeferredNorm | None:
         """The norm that these states still want; ValueError if they are not what was handed on."""
         norm = self._norm
         if self._states is not None and self._states() is not states:
@@ -75,12 +75,12 @@ class Handed:
         return norm
 
 
-def last_norm(layer: nn.Module) -> LastNorm | None:
+def find_last_norm(layer: nn.Module) -> DeferredNorm | None:
     """The norm that comes last among what learns in a layer, if one does and nobody has changed it."""
     with_weights = [part for part in layer.modules() if next(part.parameters(recurse=False), None) is not None]
     for last in with_weights[-1:]:
         if type(last) is nn.LayerNorm and isinstance(getattr(last.forward, "__self__", None), nn.LayerNorm):
-            return LastNorm(last)
+            return DeferredNorm(last)
     return None
 
 
@@ -94,8 +94,8 @@ def last_norm(layer: nn.Module) -> LastNorm | None:
 class Sum:
     """The gradient of one weight while the pieces of a batch come back."""
 
-    def __init__(self, pieces: int) -> None:
-        self.pieces, self.calls, self.seen = pieces, 0, 0
+    def __init__(self, chunks: int) -> None:
+        self.chunks, self.calls, self.seen = chunks, 0, 0
         self._room: torch.Tensor | None = None
 
     def called(self) -> None:
@@ -105,45 +105,45 @@ class Sum:
 
     def add(self, gradient: torch.Tensor, states: torch.Tensor) -> torch.Tensor | None:
         """What is to be handed on: nothing until the last piece. A weight used otherwise is left to autograd."""
-        if self.calls != self.pieces:
+        if self.calls != self.chunks:
             return gradient.T @ states
         self.seen += 1
         if self._room is None:
             self._room = gradient.T @ states
         else:
             torch.addmm(self._room, gradient.T, states, out=self._room)
-        return self._hand_on() if self.seen == self.pieces else None
+        return self._hand_on() if self.seen == self.chunks else None
 
     def _hand_on(self) -> torch.Tensor | None:
         whole, self._room, self.seen = self._room, None, 0
         return whole
 
 
-def sum_in_place(modules: Iterable[nn.Module]) -> list[SummedLinear]:
+def accumulate_in_place(modules: Iterable[nn.Module]) -> list[AccumulatingLinear]:
     """Let the linear layers in these modules add up their weights' gradients."""
     linears = {part for module in modules for part in module.modules() if type(part) is nn.Linear}
     found = []
     for linear in linears:
         if isinstance(getattr(linear.forward, "__self__", None), nn.Linear):  # nobody else has changed it
-            summed = SummedLinear(linear)
+            summed = AccumulatingLinear(linear)
             linear.forward = summed
             found.append(summed)
     return found
 
 
-class SummedLinear:
+class AccumulatingLinear:
     """The forward of a linear layer."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear, self.sum = linear, Sum(1)
 
-    def begin(self, pieces: int) -> None:
+    def begin(self, chunks: int) -> None:
         """A batch comes, in so many pieces."""
-        self.sum = Sum(pieces)
+        self.sum = Sum(chunks)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         weight, bias = self.linear.weight, self.linear.bias
-        if self.sum.pieces == 1 or torch.is_autocast_enabled(states.device.type) or not _both_learn(states, weight):
+        if self.sum.chunks == 1 or torch.is_autocast_enabled(states.device.type) or not _both_learn(states, weight):
             return nn.functional.linear(states, weight, bias)
         self.sum.called()
         kept: list[Any] = []
@@ -180,7 +180,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum, kept: Any
     ) -> torch.Tensor:
         ctx.sum, ctx.kept = sum, kept
-        room = room_for((*states.shape[:-1], len(weight)), states)
+        room = pooled_or_none((*states.shape[:-1], len(weight)), states)
         if room is None:
             return nn.functional.linear(states, weight, bias)
         flat, out = states.flatten(0, -2), room.flatten(0, -2)
@@ -199,7 +199,7 @@ class _Linear(torch.autograd.Function):
 
 def _times(gradient: torch.Tensor, weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The gradient of what came in."""
-    room = room_for(like.shape, like)
+    room = pooled_or_none(like.shape, like)
     if room is None:
         return (gradient @ weight).view(like.shape)
     torch.mm(gradient, weight, out=room.flatten(0, -2))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tightfit.ops.buffer_pool import empty
-from tightfit.ops.fake import each, is_shape, stands_for
+from tightfit.ops.fake import counts_as, each, is_fake
 
 MASK = torch.uint8  # of zeros and ones: torch turns them into numbers ten times as fast as truths
 BITS = "random bits"  # the sort of work, for those who count it
@@ -21,10 +21,10 @@ _VALUES_AT_ONCE = 1 << 17  # and so do values beside their mask
 
 def draw_seed(like: torch.Tensor) -> int | None:
     """A seed from torch's generator; none where tensors hold no data."""
-    return None if is_shape(like) else int(torch.randint(1 << 62, ()).item())
+    return None if is_fake(like) else int(torch.randint(1 << 62, ()).item())
 
 
-class Chance:
+class RandomBits:
     """Random bits in the order they are asked for."""
 
     def __init__(self, seed: int | None) -> None:
@@ -33,7 +33,7 @@ class Chance:
     def keep(self, mask: torch.Tensor, dropped: float) -> torch.Tensor:
         """Fill a mask in one piece: 0 for the share that is dropped, else 1."""
         if self._bits is None:
-            with stands_for(sort=BITS):
+            with counts_as(sort=BITS):
                 return mask.bernoulli_(1 - dropped)
         row, lowest = mask.view(-1).view(torch.bool).numpy(), np.int16(round(dropped * 65536) - 32768)
         for start in range(0, len(row), _AT_ONCE):
@@ -50,7 +50,7 @@ class Chance:
         return torch.from_numpy(drawn).bitwise_and_(0xFFFF)
 
 
-def round_by_chance(values: torch.Tensor, chance: Chance) -> torch.Tensor:
+def stochastic_round_bf16(values: torch.Tensor, chance: RandomBits) -> torch.Tensor:
     """A row of values with the digits that bf16 has, up or down as likely as the others say. Overwrites them."""
     digits = values.view(torch.int32)
     digits.add_(chance.bits(digits)).bitwise_and_(-(1 << 16))
@@ -81,7 +81,7 @@ def _kept(values: torch.Tensor, seed: int | None, dropped: float) -> torch.Tenso
     times as fast where all is in the cache; torch would make a copy of the mask in numbers if it were left to it.
     """
     kept, scale = empty(values.shape, values), 1 / (1 - dropped)
-    mask, chance = torch.empty(min(values.numel(), _VALUES_AT_ONCE), dtype=MASK), Chance(seed)
+    mask, chance = torch.empty(min(values.numel(), _VALUES_AT_ONCE), dtype=MASK), RandomBits(seed)
     rows = [tensor.reshape(-1).split(_VALUES_AT_ONCE) for tensor in (values, kept)]
     times = max(1.0, values.numel() / _VALUES_AT_ONCE)
     for numbers, room in each(zip(*rows, strict=True), times, like=values):

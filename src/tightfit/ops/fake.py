@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
-Piece = TypeVar("Piece")
+T = TypeVar("T")
 
 
 @dataclass
-class StandIn:
+class TraceContext:
     """What the operations at hand stand for."""
 
     times: float = 1.0
@@ -26,10 +26,10 @@ class StandIn:
     """Whether what is made is in the memory of the machine around a card."""
 
 
-now = StandIn()
+now = TraceContext()
 
 
-def is_shape(tensor: object) -> bool:
+def is_fake(tensor: object) -> bool:
     """A tensor without data."""
     from tightfit.compat import FakeTensor  # late: the list of strategies imports this module
 
@@ -37,7 +37,7 @@ def is_shape(tensor: object) -> bool:
 
 
 @contextlib.contextmanager
-def stands_for(times: float = 1.0, sort: str | None = None) -> Iterator[None]:
+def counts_as(times: float = 1.0, sort: str | None = None) -> Iterator[None]:
     """What is done inside is done so often, or is work of another sort."""
     before = now.times, now.sort
     now.times, now.sort = now.times * times, sort or now.sort
@@ -57,16 +57,16 @@ def on_host() -> Iterator[None]:
         now.on_host = before
 
 
-def each(pieces: Iterable[Piece], times: float, like: object) -> Iterator[Piece]:
+def each(chunks: Iterable[T], times: float, like: object) -> Iterator[T]:
     """All pieces; of shapes only the first, which stands for as many as there are."""
-    if not is_shape(like):
-        yield from pieces
+    if not is_fake(like):
+        yield from chunks
         return
-    with stands_for(times):
-        yield next(iter(pieces))
+    with counts_as(times):
+        yield next(iter(chunks))
 
 
-def with_data() -> AbstractContextManager[object]:
+def real_tensors() -> AbstractContextManager[object]:
     """Tensors made inside hold data also in a rehearsal, which does not see them."""
     from tightfit.compat import disable_current_modes
 

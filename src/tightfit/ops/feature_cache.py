@@ -14,7 +14,7 @@ import torch
 from torch.func import functional_call
 
 from tightfit.errors import RecipeError
-from tightfit.ops.fake import with_data
+from tightfit.ops.fake import real_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,19 +27,19 @@ _KEPT = "kept_"
 _ROUNDING = 1e-2  # two ways to one number, relative to the largest
 
 
-def find_trunk(model: PreTrainedModel) -> FrozenTrunk | None:
+def find_cacheable_encoder(model: PreTrainedModel) -> FeatureCache | None:
     """The trunk of a model that trains nothing but its head; None if the head reads it in some other way."""
-    trunk, training = FrozenTrunk(model), model.training
-    gradients = _gradients_of_a_random_head(trunk)
+    feature_cache, training = FeatureCache(model), model.training
+    gradients = _gradients_of_a_random_head(feature_cache)
     model.train(training)
     if not gradients or not all(_is_weighed_sum(gradient) for gradient in gradients.values()):
-        trunk.step_aside()
+        feature_cache.step_aside()
         return None
-    trunk.shapes = {name: (*(1,) * (g.dim() - 2), g.shape[-1]) for name, g in gradients.items()}
-    return trunk
+    feature_cache.shapes = {name: (*(1,) * (g.dim() - 2), g.shape[-1]) for name, g in gradients.items()}
+    return feature_cache
 
 
-class FrozenTrunk:
+class FeatureCache:
     """Stands in the place of a trunk's forward: lets it run, or says again what was kept of it."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -57,7 +57,7 @@ class FrozenTrunk:
 
     def features(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
         """What to train on in place of these texts, and the head's answer. The model runs as in an evaluation."""
-        logits, heard = self.ask(batch)
+        logits, heard = self.run_worker(batch)
         place = torch.zeros((len(logits), 1), dtype=torch.long, device=logits.device)
         kept = {}
         for name, gradient in _gradients(logits, heard).items():
@@ -76,7 +76,7 @@ class FrozenTrunk:
         kept = {_KEPT + name: torch.ones((rows, *shape)) for name, shape in self.shapes.items()}
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **kept}
 
-    def ask(self, batch: Batch, head: Batch | None = None) -> tuple[Any, ModelOutput]:
+    def run_worker(self, batch: Batch, head: Batch | None = None) -> tuple[Any, ModelOutput]:
         """The answer of the head, or of another with its weights, and what the trunk said to it, to be derived by."""
         self.model.eval()
         self._listening = True
@@ -87,7 +87,7 @@ class FrozenTrunk:
         finally:  # nothing of it stays, also when memory ran out
             self._listening, self._heard = False, None
 
-    def refuse_other_answer(self, features: Batch, expected: torch.Tensor) -> None:
+    def check_same_logits(self, features: Batch, expected: torch.Tensor) -> None:
         """The features must make the head say what it says of the texts themselves."""
         with torch.no_grad():
             answer = self.model.eval()(**_without_labels(features)).logits
@@ -156,18 +156,18 @@ def _is_weighed_sum(gradient: torch.Tensor) -> bool:
     return bool((gradient - expected).abs().max() <= _ROUNDING * gradient.abs().max())
 
 
-def _gradients_of_a_random_head(trunk: FrozenTrunk) -> Batch:
+def _gradients_of_a_random_head(feature_cache: FeatureCache) -> Batch:
     """With numbers drawn by chance for the head and the trunk's outputs, also where the model has only a shape."""
-    model = trunk.model
-    _, heard = trunk.ask(_two_texts(model))
+    model = feature_cache.model
+    _, heard = feature_cache.run_worker(_probe_batch(model))
     inside = f"{model.base_model_prefix}."
-    with with_data(), torch.random.fork_rng([]):
+    with real_tensors(), torch.random.fork_rng([]):
         torch.manual_seed(0)
         head = {name: torch.randn(p.shape) for name, p in model.named_parameters() if not name.startswith(inside)}
-        trunk.instead = type(heard)(**{name: _drawn(value) for name, value in heard.items()})
-        logits, said = trunk.ask(_two_texts(model), head)
+        feature_cache.instead = type(heard)(**{name: _drawn(value) for name, value in heard.items()})
+        logits, said = feature_cache.run_worker(_probe_batch(model), head)
         gradients = _gradients(logits, said) if logits is not None and logits.dim() == 2 else {}
-    trunk.instead = None
+    feature_cache.instead = None
     return gradients
 
 
@@ -175,7 +175,7 @@ def _drawn(value: Any) -> Any:
     return torch.randn(value.shape) if _are_states(value) else None
 
 
-def _two_texts(model: PreTrainedModel) -> Batch:
+def _probe_batch(model: PreTrainedModel) -> Batch:
     """Of four tokens and of two, with an end token where that is another than the padding."""
     config = model.config.get_text_config()
     padding, end = config.pad_token_id or 0, config.eos_token_id

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NAME = "default"  # peft's own
 
 
-class Adapter:
+class LoraAdapter:
     """LoRA by peft. The model stays the object it was, so nothing else has to know."""
 
     def __init__(self, model: PreTrainedModel, config: LoraConfig, *, merge: bool) -> None:
@@ -28,7 +28,7 @@ class Adapter:
         for parameter in head_parameters(model).values():
             parameter.requires_grad = True
 
-    def take_out(self) -> None:
+    def merge_or_unload(self) -> None:
         """Leave the plain model, with what was learnt added to its weights if that is wanted."""
         if self.merge:
             self._tuner.merge_and_unload()
@@ -69,7 +69,7 @@ def find_targets(model: PreTrainedModel) -> list[str]:
     return [name for name, module in model.named_modules() if module in inside and isinstance(module, nn.Linear)]
 
 
-def has_turned_weights(model: PreTrainedModel, targets: list[str]) -> bool:
+def uses_conv1d(model: PreTrainedModel, targets: list[str]) -> bool:
     """GPT-2 keeps its matrices the other way round."""
     from tightfit.compat import Conv1D
 

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tightfit.compat import StorageWeakRef, storage_id, version_of
 from tightfit.errors import RecipeError
-from tightfit.ops.fake import on_host, stands_for
+from tightfit.ops.fake import counts_as, on_host
 
 if TYPE_CHECKING:
     from tightfit.device import Device
@@ -26,7 +26,7 @@ TRANSFER = "copies to and from host memory"  # sorts of work, for those who coun
 HOST_WORK = "work of the host's processor"
 
 
-def refuse_without_card(name: str, device: Device) -> None:
+def require_cuda(name: str, device: Device) -> None:
     """Only a card has memory of its own."""
     if device.kind != "cuda":
         raise RecipeError(
@@ -40,16 +40,16 @@ def to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
 
     with on_host():
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-    with stands_for(sort=TRANSFER):
+    with counts_as(sort=TRANSFER):
         return copy.copy_(tensor, non_blocking=not wait)
 
 
-def to_card(copy: torch.Tensor, device: torch.device) -> torch.Tensor:
+def to_device(copy: torch.Tensor, device: torch.device) -> torch.Tensor:
     """What waited, back where it came from."""
     import torch
 
     tensor = torch.empty(copy.shape, dtype=copy.dtype, device=device)
-    with stands_for(sort=TRANSFER):
+    with counts_as(sort=TRANSFER):
         return tensor.copy_(copy, non_blocking=True)
 
 
@@ -59,20 +59,20 @@ def to_card(copy: torch.Tensor, device: torch.device) -> torch.Tensor:
 # way: they stay. Several operations keep the same tensor, often under another shape: it goes to the host once.
 
 
-def keep_on_host(model: torch.nn.Module, smallest: int) -> None:
+def offload_saved_tensors(model: torch.nn.Module, smallest: int) -> None:
     """From now on, what a forward pass of the model keeps waits there, from so many bytes on."""
     forward = model.forward
 
     @wraps(forward)
     def keeping(*args: Any, **kwargs: Any) -> Any:
-        with saved_tensors_hooks(_Cloakroom(model, smallest).take, _give_back):
+        with saved_tensors_hooks(SavedTensorStore(model, smallest).take, _give_back):
             return forward(*args, **kwargs)
 
     model.forward = keeping
 
 
 @dataclass(frozen=True)
-class _Ticket:
+class OffloadedTensor:
     """What stands for a tensor that waits."""
 
     copy: torch.Tensor
@@ -82,7 +82,7 @@ class _Ticket:
     device: torch.device
 
 
-class _Cloakroom:
+class SavedTensorStore:
     """Takes the tensors of one forward pass."""
 
     def __init__(self, model: torch.nn.Module, smallest: int) -> None:
@@ -90,13 +90,13 @@ class _Cloakroom:
         self._stays = {storage_id(tensor.untyped_storage()) for tensor in (*model.parameters(), *model.buffers())}
         self._known: dict[tuple[Any, ...], tuple[StorageWeakRef, weakref.ref[torch.Tensor]]] = {}
 
-    def take(self, tensor: torch.Tensor) -> torch.Tensor | _Ticket:
+    def take(self, tensor: torch.Tensor) -> torch.Tensor | OffloadedTensor:
         """A ticket, or the tensor itself where it stays."""
         tensor = tensor.detach()  # itself, it would hold the graph that holds it
         stays = storage_id(tensor.untyped_storage()) in self._stays
         if stays or tensor.nbytes < max(1, self._smallest) or not _is_dense(tensor):
             return tensor
-        return _Ticket(self._copy_of(tensor), tensor.shape, tensor.stride(), tensor.device)
+        return OffloadedTensor(self._copy_of(tensor), tensor.shape, tensor.stride(), tensor.device)
 
     def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The one that was made for another look at the same memory, unless it was written to since."""
@@ -110,10 +110,10 @@ class _Cloakroom:
         return copy
 
 
-def _give_back(kept: torch.Tensor | _Ticket) -> torch.Tensor:
+def _give_back(kept: torch.Tensor | OffloadedTensor) -> torch.Tensor:
     if isinstance(kept, torch.Tensor):
         return kept
-    return to_card(kept.copy, kept.device).as_strided(kept.shape, kept.stride)
+    return to_device(kept.copy, kept.device).as_strided(kept.shape, kept.stride)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

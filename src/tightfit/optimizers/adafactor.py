@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tightfit.ops.fake import each
-from tightfit.optimizers.base import OneByOne
+from tightfit.optimizers.base import PerParameter
 
 _TINY = 1e-30  # keeps a square of zero from being divided by
 _DECAY = -0.8  # of the second moment: 1 - step^-0.8
@@ -24,7 +24,7 @@ _PIECE = {"cpu": 1 << 19}  # numbers that a cache holds beside their squares
 _WHOLE = 1 << 24  # on cards, where each piece is a launch
 
 
-class Adafactor(OneByOne):
+class Adafactor(PerParameter):
     """Second moments by row and column, no first moment."""
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:

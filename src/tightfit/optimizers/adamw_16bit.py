@@ -12,9 +12,9 @@ import math
 
 import torch
 
-from tightfit.ops.dropout import Chance, draw_seed, round_by_chance
+from tightfit.ops.dropout import RandomBits, draw_seed, stochastic_round_bf16
 from tightfit.ops.fake import each
-from tightfit.optimizers.base import OneByOne
+from tightfit.optimizers.base import PerParameter
 
 _PIECE = {"cpu": 1 << 18}  # numbers that a cache holds beside their moments
 _WHOLE = 1 << 24  # on cards, where each piece is several launches
@@ -22,7 +22,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
-class AdamW16(OneByOne):
+class AdamW16(PerParameter):
     """AdamW with moments in bf16."""
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
@@ -31,7 +31,7 @@ class AdamW16(OneByOne):
             state.update({name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in _MOMENTS}, step=0)
         state["step"] += 1
         correction, correction_sq = (1 - beta ** state["step"] for beta in _BETAS)
-        chance = Chance(draw_seed(parameter))
+        chance = RandomBits(draw_seed(parameter))
         rows = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
         size = min(parameter.numel(), _PIECE.get(parameter.device.type, _WHOLE))
         rooms = [torch.empty(size, dtype=torch.float32, device=parameter.device) for _ in range(3)]
@@ -43,4 +43,4 @@ class AdamW16(OneByOne):
             spread = torch.sqrt(second, out=room).div_(math.sqrt(correction_sq)).add_(_EPS)
             weights.mul_(1 - lr * weight_decay).addcdiv_(first, spread, value=-lr / correction)
             mean.copy_(first)
-            square.copy_(round_by_chance(second, chance))
+            square.copy_(stochastic_round_bf16(second, chance))

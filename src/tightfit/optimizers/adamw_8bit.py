@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from tightfit.compat import adam_8bit_update, adam_32bit_update, create_dynamic_map
-from tightfit.ops.fake import each, is_shape, with_data
-from tightfit.optimizers.base import OneByOne
+from tightfit.ops.fake import each, is_fake, real_tensors
+from tightfit.optimizers.base import PerParameter
 
 _SMALL = 4096  # numbers: tensors below it keep 32 bits
 _BLOCK = 256  # numbers that share a scale
@@ -24,12 +24,12 @@ _WHOLE = 1 << 62  # on cards
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
-class AdamW8(OneByOne):
+class AdamW8(PerParameter):
     """AdamW with moments in 8 bits."""
 
     def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(groups, lr, weight_decay)
-        with with_data():
+        with real_tensors():
             self._values = [create_dynamic_map(signed=signed) for signed in (True, False)]
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
@@ -49,7 +49,7 @@ class AdamW8(OneByOne):
 
     def _values_near(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What a byte can stand for, with a sign and without."""
-        if is_shape(parameter):
+        if is_fake(parameter):
             return torch.empty(256), torch.empty(256)
         signed, unsigned = self._values = [values.to(parameter.device) for values in self._values]
         return signed, unsigned

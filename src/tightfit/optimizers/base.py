@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-class OneByOne(torch.optim.Optimizer):
+class PerParameter(torch.optim.Optimizer):
     """Parameter groups with a learning rate and a weight decay."""
 
     def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
@@ -57,7 +57,7 @@ def _on(device: torch.device, value: Any) -> Any:
 Build = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 
 
-class Twins(torch.optim.Optimizer):
+class ShadowOptimizer(torch.optim.Optimizer):
     """Its groups and learning rates are the trainer's to see, its state is the inner optimizer's."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, build: Build) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.ops.fake import on_host, stands_for
+from tightfit.ops.fake import counts_as, on_host
 from tightfit.ops.offload import HOST_WORK, TRANSFER, to_host
-from tightfit.optimizers.base import Twins
+from tightfit.optimizers.base import ShadowOptimizer
 
 
-class OnHost(Twins):
+class CPUOffload(ShadowOptimizer):
     """Any optimizer, beside the card."""
 
     def twin_of(self, parameter: torch.Tensor) -> torch.nn.Parameter:
@@ -23,9 +23,9 @@ class OnHost(Twins):
         return to_host(tensor, wait=True)
 
     def step_inner(self) -> None:
-        with on_host(), stands_for(sort=HOST_WORK):
+        with on_host(), counts_as(sort=HOST_WORK):
             self.inner.step()
 
     def take_back(self, twin: torch.Tensor, parameter: torch.Tensor) -> None:
-        with stands_for(sort=TRANSFER):
+        with counts_as(sort=TRANSFER):
             parameter.copy_(twin, non_blocking=True)

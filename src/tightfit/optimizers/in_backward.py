@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-_SQUARES = "squares_of_norms"
+_SQUARES = "grad_norms_sq"
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:

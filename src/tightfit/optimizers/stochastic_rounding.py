@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import torch
 
-from tightfit.ops.dropout import Chance, draw_seed, round_by_chance
+from tightfit.ops.dropout import RandomBits, draw_seed, stochastic_round_bf16
 from tightfit.ops.fake import each
-from tightfit.optimizers.base import Twins
+from tightfit.optimizers.base import ShadowOptimizer
 
 _PIECE = 1 << 18  # numbers that are rounded at once
 
 
-class ByChance(Twins):
+class StochasticRounding(ShadowOptimizer):
     """Any optimizer, for parameters in bf16; those in 32 bits are stepped as they are."""
 
     def twin_of(self, parameter: torch.Tensor) -> torch.nn.Parameter:
@@ -28,7 +28,7 @@ class ByChance(Twins):
         torch.autograd.graph.increment_version(parameter)  # a step that failed is judged by what was counted
         if parameter.dtype is torch.float32:
             return  # was stepped in place
-        chance, size = Chance(draw_seed(parameter)), min(parameter.numel(), _PIECE)
+        chance, size = RandomBits(draw_seed(parameter)), min(parameter.numel(), _PIECE)
         pieces = zip(parameter.data.view(-1).split(size), twin.view(-1).split(size), strict=True)
         for narrow, wide in each(pieces, parameter.numel() / size, like=parameter):
-            narrow.copy_(round_by_chance(wide, chance))
+            narrow.copy_(stochastic_round_bf16(wide, chance))

@@ -15,7 +15,7 @@ _NAMES = [result.value for result in Result]
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Constraints:
     """Pinned strategies, unwanted ones, and the strongest effect on the result that may be taken."""
 
     pinned: tuple[Strategy, ...] = ()
@@ -23,28 +23,33 @@ class Wishes:
     allow: Result = Result.CLOSE
 
     @classmethod
-    def of(cls, use: Sequence[str] = (), avoid: Sequence[str] = (), allow: str = "close") -> Wishes:
+    def of(cls, use: Sequence[str] = (), avoid: Sequence[str] = (), allow: str = "close") -> Constraints:
         """Read the words of the command line."""
+        known = {*STRATEGIES, *(variant for strategy in STRATEGIES.values() for variant in strategy.variants())}
         for name in avoid:
-            if name not in STRATEGIES:
+            if name not in known:
                 raise RecipeError(f"There is no strategy '{name}' to avoid: {suggest(name, STRATEGIES)}")
         if allow not in _NAMES:
             raise BadInput(f"--allow '{allow}' is not an effect on the result: {suggest(allow, _NAMES)}")
-        pinned = tuple(parse_strategy(word) for word in use)
+        pinned = tuple(parse_strategy(spec) for spec in use)
         for strategy in pinned:
-            if strategy.name in avoid:
+            if strategy.name in avoid or strategy.variant in avoid:
                 raise RecipeError(f"'{strategy.name}' is both to be used and to be avoided: drop one.")
         return cls(pinned, frozenset(avoid), Result(allow))
 
     @property
-    def words(self) -> dict[str, Any]:
+    def specs(self) -> dict[str, Any]:
         """As they are written in a file."""
-        return {"use": [one.word for one in self.pinned], "avoid": sorted(self.avoided), "allow": self.allow.value}
+        return {"use": [one.spec for one in self.pinned], "avoid": sorted(self.avoided), "allow": self.allow.value}
 
-    def welcomes(self, strategy: Strategy) -> bool:
+    def allows(self, strategy: Strategy) -> bool:
         """Whether a strategy may be taken beside the pinned ones."""
         taken = any(
-            strategy.name == pinned.name or (strategy.chooses and strategy.chooses == pinned.chooses)
+            strategy.name == pinned.name or (strategy.exclusive and strategy.exclusive == pinned.exclusive)
             for pinned in self.pinned
         )
-        return strategy.name not in self.avoided and not taken
+        return not self.avoids(strategy) and not taken
+
+    def avoids(self, strategy: Strategy) -> bool:
+        """Whether a strategy, or the variant of it, is to be left out."""
+        return strategy.name in self.avoided or strategy.variant in self.avoided

@@ -19,19 +19,27 @@ from tightfit.strategies.base import Strategy
 from tightfit.strategies.freeze import Freeze
 from tightfit.strategies.gradient_checkpointing import Checkpoint
 from tightfit.strategies.max_length import MaxLength
-from tightfit.strategies.micro_batch import Slice
+from tightfit.strategies.micro_batch import MicroBatch
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, format_seconds
 
-PLAIN = {"adamw", "slice", "checkpoint", "mixed-precision", "adafactor", "freeze", "max-length"}
+EXPORTABLE = {
+    "adamw",
+    "micro-batch:size",
+    "gradient-checkpointing",
+    "mixed-precision",
+    "adafactor",
+    "freeze",
+    "max-length",
+}
 _READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _UTF8 = ("utf-8", "utf-8-sig")
 
 
-def why_not_plain(made: Plan) -> str | None:
+def unexportable_reason(made: Plan) -> str | None:
     """In a sentence; None where transformers and datasets do all of it themselves."""
-    own = [strategy.word for strategy in made.recipe.strategies if strategy.name not in PLAIN]
+    own = [strategy.spec for strategy in made.recipe.strategies if strategy.variant not in EXPORTABLE]
     if own:
         are = "are" if len(own) > 1 else "is"
         return f"No recipe of transformers' own options keeps to that budget: {', '.join(own)} {are} tightfit's."
@@ -52,7 +60,7 @@ def columns_of(job: Job) -> Columns:
 
 
 def _odd_freezing(recipe: Recipe) -> str | None:
-    odd = [s.word for s in recipe.strategies if isinstance(s, Freeze) and (s.pattern or s.embeddings is not None)]
+    odd = [s.spec for s in recipe.strategies if isinstance(s, Freeze) and (s.pattern or s.embeddings is not None)]
     return f"{odd[0]} is" if odd else None
 
 
@@ -71,7 +79,7 @@ def _odd_data(job: Job) -> str | None:
 def _numbered(job: Job) -> bool:
     """Columns by number, of a file without names."""
     given = [*(job.text_columns or ()), *([job.label] if job.label else [])]
-    return any(word.isdigit() for word in given)
+    return any(spec.isdigit() for spec in given)
 
 
 # Export: the plan as a plain transformers script, for people who want to see or keep their own loop.
@@ -90,8 +98,9 @@ def plan_for_export(
     allow: str = "close",
 ) -> Plan:
     """The best plan that a plain script can carry out; the best there is where none of those fits."""
-    pinned = {word.partition(":")[0] for word in use}
-    own = [name for name in STRATEGIES if name not in PLAIN and name not in pinned]
+    pinned = {spec.partition(":")[0] for spec in use}
+    variants = [variant for strategy in STRATEGIES.values() for variant in strategy.variants()]
+    own = [variant for variant in variants if variant not in EXPORTABLE and variant.partition(":")[0] not in pinned]
     try:
         return plan(job, budget, use=use, avoid=[*avoid, *own], allow=allow)
     except DoesNotFit:
@@ -100,7 +109,7 @@ def plan_for_export(
 
 def write_script(path: Path, made: Plan) -> None:
     """Write the script."""
-    why = why_not_plain(made)
+    why = unexportable_reason(made)
     pages = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
     page = pages.get_template("tightfit_script.py.jinja" if why else "plain_script.py.jinja")
     read = {} if why else {"reader": reader_of(made.job), "columns": columns_of(made.job)}
@@ -109,15 +118,16 @@ def write_script(path: Path, made: Plan) -> None:
 
 
 def _values(made: Plan) -> dict[str, object]:
-    job, chosen = made.job.with_full_paths(), made.chosen
+    job, chosen = made.job.resolve_paths(), made.chosen
     found: dict[type[Strategy], Strategy] = {type(s): s for s in made.recipe.strategies}
-    slices, cut = found.get(Slice), found.get(MaxLength)
-    rows = min(slices.size, job.batch_size) if isinstance(slices, Slice) else job.batch_size
+    micro_batch, cut = found.get(MicroBatch), found.get(MaxLength)
+    size = micro_batch.size if isinstance(micro_batch, MicroBatch) else None
+    rows = min(size or job.batch_size, job.batch_size)
     rows = next(size for size in range(rows, 0, -1) if job.batch_size % size == 0)  # accumulation needs equal slices
     checkpoint, freeze = found.get(Checkpoint), found.get(Freeze)
     return {
         "job": job,
-        "recipe": made.recipe.words,
+        "recipe": made.recipe.specs,
         "optimizer": made.recipe.optimizer,
         "rows": rows,
         "accumulated": job.batch_size // rows,

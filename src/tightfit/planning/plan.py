@@ -11,8 +11,8 @@ import numpy as np
 from tightfit.device import Budget, Device
 from tightfit.display import Display
 from tightfit.job import Job
-from tightfit.planning.constraints import Wishes
-from tightfit.simulation.estimate import Bill
+from tightfit.planning.constraints import Constraints
+from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result, Strategy
 from tightfit.strategies.recipe import Recipe
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     pass
 
 
-_APART = 1.08  # times foretold closer than this may well be the other way round
+_MIN_RATIO = 1.08  # times foretold closer than this may well be the other way round
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
+class CandidateEstimate:
     """As much of a recipe as puts it in order: a bill takes longer to write."""
 
     recipe: Recipe
@@ -36,11 +36,11 @@ class Draft:
     at_least: int
     """Bytes; the peak is no less."""
 
-    def is_like(self, other: Draft) -> bool:
+    def is_like(self, other: CandidateEstimate) -> bool:
         """Whether both have the same strategies, whatever their settings, or nobody could say which takes longer."""
-        mine, others = ([strategy.name for strategy in draft.recipe.strategies] for draft in (self, other))
+        mine, others = ([strategy.variant for strategy in candidate.recipe.strategies] for candidate in (self, other))
         shorter, longer = sorted((self.seconds_per_step, other.seconds_per_step))
-        return mine == others or longer < _APART * shorter
+        return mine == others or longer < _MIN_RATIO * shorter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,23 +48,23 @@ class Option:
     """A recipe with what it takes."""
 
     recipe: Recipe
-    bill: Bill
+    estimate: Estimate
     seconds_per_step: float
     steps_per_epoch: int
 
     @property
     def peak(self) -> int:
         """The foretold peak."""
-        return self.bill.peak
+        return self.estimate.peak
 
     @property
     def at_most(self) -> int:
         """The peak with the margin that measured runs ask for."""
-        return self.bill.error_band[1]
+        return self.estimate.error_band[1]
 
     def keeps_to(self, budget: Budget) -> bool:
         """Whether it fits, the margin included, and so does what waits beside a card."""
-        return self.at_most <= budget.size and self.bill.fits_host
+        return self.at_most <= budget.size and self.estimate.fits_host
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -79,15 +79,15 @@ class Option:
     @property
     def title(self) -> str:
         """The recipe as a person would name it."""
-        return " ".join(self.recipe.words) or "plain"
+        return " ".join(self.recipe.specs) or "baseline"
 
     def to_json(self) -> dict[str, Any]:
         """The option for scripts."""
         return {
-            "recipe": self.recipe.words,
+            "recipe": self.recipe.specs,
             "peak_bytes": self.peak,
-            "host_bytes": self.bill.host,
-            "moment": self.bill.moment,
+            "host_bytes": self.estimate.host,
+            "phase": self.estimate.phase,
             "seconds_per_epoch": round(self.seconds_per_epoch, 3),
             "seconds_per_step": round(self.seconds_per_step, 4),
             "result": self.result.value,
@@ -100,21 +100,21 @@ class Plan(Display):
 
     job: Job
     budget: Budget
-    wishes: Wishes
-    plain: Option
+    constraints: Constraints
+    baseline: Option
     """The way without any strategy."""
     chosen: Option
-    why: tuple[Reason, ...]
+    reason_details: tuple[Reason, ...]
     """For each strategy of the recipe."""
     alternatives: tuple[Option, ...]
-    refused: tuple[str, ...]
+    rejected: tuple[str, ...]
     """What was not taken, and why."""
     advice: tuple[str, ...] = ()
     """What shorter texts would save."""
-    ways_out: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
     """What would make it fit, the smallest change first; empty if it fits."""
     notes: tuple[str, ...] = ()
-    """What is odd about the budget, and about the machine's rates, which times come from."""
+    """What is odd about the budget, about the machine's rates, which times come from, and about the process's size."""
 
     @property
     def fits(self) -> bool:
@@ -124,13 +124,13 @@ class Plan(Display):
     @property
     def shortfall(self) -> str:
         """By how much nothing fits, and the first way out."""
-        way_out = f": {self.ways_out[0]}" if self.ways_out else ""
+        way_out = f": {self.suggestions[0]}" if self.suggestions else ""
         return f"No recipe fits {self.budget}; the closest takes {format_bytes(self.chosen.at_most)}{way_out}."
 
     @property
     def reasons(self) -> tuple[str, ...]:
         """One line for each strategy of the recipe."""
-        return tuple(str(reason) for reason in self.why)
+        return tuple(str(reason) for reason in self.reason_details)
 
     @property
     def recipe(self) -> Recipe:
@@ -145,13 +145,13 @@ class Plan(Display):
             "notes": list(self.notes),
             "device": self.budget.device.title,
             **self.chosen.to_json(),
-            "plain": self.plain.to_json(),
+            "baseline": self.baseline.to_json(),
             "reasons": list(self.reasons),
-            "why": [reason.to_json() for reason in self.why],
+            "reason_details": [reason.to_json() for reason in self.reason_details],
             "alternatives": [option.to_json() for option in self.alternatives],
-            "refused": list(self.refused),
+            "rejected": list(self.rejected),
             "advice": list(self.advice),
-            "ways_out": list(self.ways_out),
+            "suggestions": list(self.suggestions),
         }
 
 
@@ -173,36 +173,36 @@ class Reason:
 
     def __str__(self) -> str:
         share = _share(self.strategy, self.share) if self.share >= _WORTH_SAYING else ""
-        return f"{self.strategy.word}: {share}{self.strategy.summary}{_beside(self.without, self.chosen)}"
+        return f"{self.strategy.spec}: {share}{self.strategy.summary}{_beside(self.without, self.chosen)}"
 
     def to_json(self) -> dict[str, Any]:
         """The reason for scripts."""
         return {
-            "strategy": self.strategy.word,
+            "strategy": self.strategy.spec,
             "kinds": [kind.value for kind in self.strategy.frees] if self.share >= _WORTH_SAYING else [],
             "share": round(self.share, 4),
             "without": self.without.to_json() if self.without else None,
         }
 
 
-def reasons_for(chosen: Option, plain: Option, look: Callable[[Recipe], Option | None]) -> Iterator[Reason]:
+def reasons_for(chosen: Option, baseline: Option, evaluate: Callable[[Recipe], Option | None]) -> Iterator[Reason]:
     """One for each strategy; `look` tells what it would be without."""
-    kinds = plain.bill.moments[plain.bill.moment]
+    kinds = baseline.estimate.phases[baseline.estimate.phase]
     for strategy in chosen.recipe.strategies:
-        share = sum(kinds[kind] for kind in strategy.frees) / plain.peak
-        yield Reason(strategy, share, look(chosen.recipe.leaving_out(strategy)), chosen)
+        share = sum(kinds[kind] for kind in strategy.frees) / baseline.peak
+        yield Reason(strategy, share, evaluate(chosen.recipe.without(strategy)), chosen)
 
 
-def refusals(refused: Iterable[str], chosen: Recipe, device: Device, wishes: Wishes) -> Iterator[str]:
+def rejections(rejected: Iterable[str], chosen: Recipe, device: Device, constraints: Constraints) -> Iterator[str]:
     """What the model or the device cannot do, and what is left alone because it changes the result."""
-    yield from dict.fromkeys(refused)
+    yield from dict.fromkeys(rejected)
     if device.kind == "cpu" and "mixed-precision" not in (s.name for s in chosen.strategies):
         yield "mixed-precision: a processor computes no faster in 16 bits; pin it with --use to try"
     for kind in STRATEGIES.values():
-        if not kind.is_there():
+        if not kind.is_available():
             yield f"{kind.name}: not looked at without the package {kind.needs}; pip install {kind.needs} for it"
     changing = [name for name, kind in STRATEGIES.items() if kind.result is Result.DIFFERENT]
-    if wishes.allow is not Result.DIFFERENT:
+    if constraints.allow is not Result.DIFFERENT:
         yield f"{', '.join(changing)}: they train something else; --allow different takes them where nothing else fits"
 
 
@@ -231,13 +231,13 @@ _WORTH_SHORTENING = 0.005
 
 def length_advice(planner: Planner, chosen: Option) -> Iterator[str]:
     """One line for each shorter limit that would save something."""
-    longest = planner.rehearsal.lengths.longest
+    longest = planner.simulation.lengths.longest
     if any(strategy.name == "max-length" for strategy in chosen.recipe.strategies):
         return
     for tokens in (int(longest * share) for share in _SHARES):
         if tokens < 2 or not all(strategy.scales for strategy in chosen.recipe.strategies):
             continue
-        shorter = planner.option(Recipe.parse([*chosen.recipe.words, f"max-length:tokens={tokens}"]))
+        shorter = planner.option(Recipe.parse([*chosen.recipe.specs, f"max-length:tokens={tokens}"]))
         if shorter is not None and (line := _line(planner, chosen, shorter, tokens)):
             yield line
 
@@ -254,7 +254,7 @@ def _line(planner: Planner, chosen: Option, shorter: Option, tokens: int) -> str
 
 def cutting(planner: Planner, tokens: int) -> str:
     """What shorter texts lose."""
-    lengths = planner.rehearsal.lengths.batches
+    lengths = planner.simulation.lengths.batches
     touched = np.count_nonzero(lengths > tokens) / np.count_nonzero(lengths)
     lost = 1 - np.minimum(lengths, tokens).sum() / lengths.sum()
     return f"cutting at {tokens} tokens touches {touched:.0%} of rows, loses {lost:.0%} of tokens"
@@ -268,32 +268,32 @@ _IN_REACH = 1.25  # times the budget: shorter texts do not bring more, and looki
 _SMALLER = {"xlarge": "large", "large": "base"}  # sizes that families usually have
 
 
-def ways_out(planner: Planner, closest: Option, budget: Budget, wishes: Wishes) -> Iterator[str]:
+def suggestions(planner: Planner, closest: Option, budget: Budget, constraints: Constraints) -> Iterator[str]:
     """A larger budget, other wishes, more that may be done to the result, shorter texts, a smaller model."""
     needed = -(-closest.at_most // _MIB)
     yield f"--budget {needed}MB: what the smallest recipe that is allowed takes ({closest.title})"
-    if wishes.avoided or wishes.pinned:
+    if constraints.avoided or constraints.pinned:
         yield "drop --use and --avoid: what they rule out may be what fits"
     for result in (Result.CLOSE, Result.DIFFERENT):
-        best = planner.if_allowed(result, budget, wishes)
+        best = planner.if_allowed(result, budget, constraints)
         if best is not None:
             yield f"--allow {result.value}: {best.title} would fit, with {format_bytes(best.peak)}"
     yield from _shorter_texts(planner, closest, budget)
-    yield from _smaller_model(planner.rehearsal.company.job.model.rstrip("/").rpartition("/")[2])
+    yield from _smaller_model(planner.simulation.setup.job.model.rstrip("/").rpartition("/")[2])
 
 
 def _shorter_texts(planner: Planner, closest: Option, budget: Budget) -> Iterator[str]:
-    tokens = planner.rehearsal.lengths.longest // 2
+    tokens = planner.simulation.lengths.longest // 2
     cut = any(strategy.name == "max-length" for strategy in closest.recipe.strategies)
     if cut or tokens < 2 or closest.at_most > _IN_REACH * budget.size:
         return
-    option = planner.option(Recipe.parse([*closest.recipe.words, f"max-length:tokens={tokens}"]))
+    option = planner.option(Recipe.parse([*closest.recipe.specs, f"max-length:tokens={tokens}"]))
     if option is not None and option.keeps_to(budget):
         would = f"{closest.title} would fit, with {format_bytes(option.peak)}"
         yield f"--max-length {tokens}: {cutting(planner, tokens)}; {would}"
 
 
 def _smaller_model(name: str) -> Iterator[str]:
-    larger = next((word for word in _SMALLER if word in name.lower()), None)
+    larger = next((spec for spec in _SMALLER if spec in name.lower()), None)
     if larger:
         yield f"a smaller model of the family: {name.lower().replace(larger, _SMALLER[larger])}, if there is one"

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightfit.errors import BadInput, shown, suggest
 from tightfit.files import digest_of, write_whole
-from tightfit.job import Job, job_values, line_of
+from tightfit.job import Job, job_values, locate_key
 from tightfit.planning.plan import Plan
 from tightfit.units import format_bytes
 
@@ -18,7 +18,7 @@ VERSION = 2
 _HEAD = "# Made by `tightfit plan`. `tightfit train {name}` runs it, after checking that it still fits.\n"
 
 
-class PlanNote(BaseModel):
+class PlanHeader(BaseModel):
     """What a plan was made for and what it promised."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -40,34 +40,34 @@ class PlanNote(BaseModel):
 
 def write_plan(path: Path, plan: Plan) -> None:
     """Write the YAML file that `tightfit train FILE` runs."""
-    job = plan.job.with_full_paths()
-    note = PlanNote(
+    job = plan.job.resolve_paths()
+    note = PlanHeader(
         version=VERSION,
         budget=f"{plan.budget.size >> 20}MB",
         device=plan.budget.device.title if plan.budget.device.kind != "cpu" else "cpu",
-        **plan.wishes.words,
+        **plan.constraints.specs,
         peak_bytes=plan.chosen.peak,
         seconds_per_epoch=round(plan.chosen.seconds_per_epoch, 1),
         result=plan.chosen.result.value,
         data=fingerprints(job),
     )
-    content = {**job_values(job), "use": plan.recipe.words, "plan": note.model_dump()}
+    content = {**job_values(job), "use": plan.recipe.specs, "plan": note.model_dump()}
     text = _HEAD.format(name=path.name) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
 
 
-def read_note(path: Path, content: Any) -> PlanNote:
+def read_note(path: Path, content: Any) -> PlanHeader:
     """Check what a file says under `plan`."""
     if isinstance(content, dict) and content.get("version") != VERSION:
         raise BadInput(
-            f"{path}, {line_of(path, 'version', 'plan')}: the plan is of version {shown(content.get('version'))} "
+            f"{path}, {locate_key(path, 'version', 'plan')}: the plan is of version {shown(content.get('version'))} "
             f"and this tightfit reads {VERSION}: make it again with tightfit plan."
         )
     try:
-        return PlanNote(**content)
+        return PlanHeader(**content)
     except TypeError:
-        raise BadInput(f"{path}, {line_of(path, 'plan')}: 'plan' must hold 'name: value' lines.") from None
+        raise BadInput(f"{path}, {locate_key(path, 'plan')}: 'plan' must hold 'name: value' lines.") from None
     except ValidationError as error:
         raise BadInput(_sentence(path, error)) from None
 
@@ -78,7 +78,7 @@ def fingerprints(job: Job) -> dict[str, str]:
     return {use: _fingerprint(Path(name)) for use, name in named.items() if name is not None and Path(name).exists()}
 
 
-def changes(note: PlanNote, job: Job) -> list[str]:
+def changes(note: PlanHeader, job: Job) -> list[str]:
     """What is not as it was when the plan was made; nothing where it saw no data."""
     now = fingerprints(job) if note.data else {}
     return [
@@ -97,10 +97,10 @@ def _fingerprint(path: Path) -> str:
 def _sentence(path: Path, error: ValidationError) -> str:
     item = min(error.errors(), key=lambda item: item["type"] == "missing")  # a wrong name first: it explains the other
     key = str(item["loc"][0])
-    where = f"{path}, {line_of(path, key, 'plan')}"
+    where = f"{path}, {locate_key(path, key, 'plan')}"
     if item["type"] == "extra_forbidden":
-        known = suggest(key, PlanNote.model_fields)
+        known = suggest(key, PlanHeader.model_fields)
         return f"{where}: there is no '{key}' in a plan: {known}"
     if item["type"] == "missing":
-        return f"{path}, {line_of(path, 'plan')}: the plan lacks '{key}': make it again with tightfit plan."
+        return f"{path}, {locate_key(path, 'plan')}: the plan lacks '{key}': make it again with tightfit plan."
     return f"{where}: {key} is {shown(item['input'])}: {item['msg'].lower()}."

@@ -8,10 +8,10 @@ def as_html(value: object) -> str:
     from tightfit.report import comparison, html, terminal
 
     renderers = {
-        "Bill": html.bill_as_html,
+        "Bill": html.estimate_as_html,
         "Run": html.run_as_html,
         "Plan": terminal.plan_as_html,
-        "Ladder": comparison.ladder_as_html,
+        "Ladder": comparison.comparison_as_html,
     }
     return renderers[type(value).__name__](value)  # type: ignore[operator]
 
@@ -20,5 +20,5 @@ def as_text(value: object) -> str:
     """A plan or a comparison, as the command line prints it."""
     from tightfit.report import comparison, terminal
 
-    renderers = {"Plan": terminal.plan_as_text, "Ladder": comparison.ladder_as_text}
+    renderers = {"Plan": terminal.plan_as_text, "Ladder": comparison.comparison_as_text}
     return renderers[type(value).__name__](value)  # type: ignore[operator]

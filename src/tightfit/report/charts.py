@@ -15,27 +15,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from tightfit.comparison.comparison import Ladder, Row, kinds_of
-from tightfit.report.i18n import Words
-from tightfit.strategies.base import Kind
+from tightfit.comparison.comparison import Comparison, ComparisonRow, kinds_of
+from tightfit.report.i18n import Strings
+from tightfit.strategies.base import MemoryKind
 from tightfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tightfit.runs.header import Stretch, Texts
+    from tightfit.runs.header import Segment, Texts
 
 
-KIND_COLOURS: dict[Kind, str] = {
-    Kind.WEIGHTS: "#4477aa",
-    Kind.GRADIENTS: "#ee6677",
-    Kind.OPTIMIZER_STATE: "#228833",
-    Kind.ACTIVATIONS: "#ccbb44",
-    Kind.INPUTS: "#66ccee",
-    Kind.TEMPORARY: "#aa3377",
-    Kind.ALLOCATOR: "#bbbbbb",
-    Kind.HOST: "#ee8866",
+KIND_COLOURS: dict[MemoryKind, str] = {
+    MemoryKind.WEIGHTS: "#4477aa",
+    MemoryKind.GRADIENTS: "#ee6677",
+    MemoryKind.OPTIMIZER_STATE: "#228833",
+    MemoryKind.ACTIVATIONS: "#ccbb44",
+    MemoryKind.INPUTS: "#66ccee",
+    MemoryKind.TEMPORARY: "#aa3377",
+    MemoryKind.ALLOCATOR: "#bbbbbb",
+    MemoryKind.HOST: "#ee8866",
 }
 OVERHEAD = "#888888"
 """The process itself, or what a card keeps for itself: there without any tensor."""
@@ -110,7 +110,7 @@ def _drawn(figure: Figure, **how: Any) -> ElementTree.Element:
             element.attrib.pop("id", None)
         if "d" in element.attrib:
             element.set("d", _DECIMALS.sub(r"\1", element.get("d", "")))
-        element.text, element.tail = ((words or "").strip() or None for words in (element.text, element.tail))
+        element.text, element.tail = ((strings or "").strip() or None for strings in (element.text, element.tail))
     root.set("stroke-linejoin", "round")
     return root
 
@@ -192,16 +192,16 @@ def series(history: Sequence[Mapping[str, float | None]], key: str) -> list[tupl
 # Lengths: how many texts are how long; the last bar holds those that were cut.
 
 
-def lengths(texts: Texts, words: tuple[str, str] = ("tokens", "texts")) -> Figure:
+def lengths(texts: Texts, strings: tuple[str, str] = ("tokens", "texts")) -> Figure:
     """One bar for so many tokens; of the last one the part that was cut has a colour of its own."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = new_figure(4.6, 2.2)
     starts = [1 + number * texts.width for number in range(len(texts.rows))]
     axes.bar(starts, texts.rows, texts.width * 0.9, align="edge", color=CURVES[0])
-    if texts.cut_rows:
-        axes.bar(starts[-1:], [texts.cut_rows], texts.width * 0.9, align="edge", color=BUDGET)
-    axes.set(xlabel=words[0], ylabel=words[1], xlim=(0, texts.limit + texts.width))
+    if texts.truncated_rows:
+        axes.bar(starts[-1:], [texts.truncated_rows], texts.width * 0.9, align="edge", color=BUDGET)
+    axes.set(xlabel=strings[0], ylabel=strings[1], xlim=(0, texts.limit + texts.width))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return figure
 
@@ -213,33 +213,36 @@ _THICK, _THIN = 0.5, 0.16
 
 
 def memory(
-    foretold: Mapping[str, Mapping[str, int]],
+    predicted: Mapping[str, Mapping[str, int]],
     overhead: int,
     measured: Mapping[str, int],
     budget: int | None = None,
     name: Callable[[str], str] = str,
 ) -> Figure:
     """`foretold` is bytes by moment and kind without the overhead, `measured` the peak of each moment."""
-    moments = list(foretold) or list(measured)
-    totals = [overhead + sum(kinds.values()) for kinds in foretold.values()]
+    phases = list(predicted) or list(measured)
+    totals = [overhead + sum(kinds.values()) for kinds in predicted.values()]
     unit, letters = unit_for(max([*totals, *measured.values(), 1]))
-    figure, axes = new_figure(4.6, 0.55 + 0.42 * len(moments))
-    for place, moment in enumerate(moments):
-        if moment in foretold:
-            _bar(axes, place, foretold[moment], overhead, unit)
-        if moment in measured:
-            axes.barh(place + (_THICK + _THIN) / 2, measured[moment] / unit, _THIN, color=MEASURED, gid="measured")
+    figure, axes = new_figure(4.6, 0.55 + 0.42 * len(phases))
+    for place, phase in enumerate(phases):
+        if phase in predicted:
+            _bar(axes, place, predicted[phase], overhead, unit)
+        if phase in measured:
+            axes.barh(place + (_THICK + _THIN) / 2, measured[phase] / unit, _THIN, color=MEASURED, gid="measured")
     if budget is not None:
         axes.axvline(budget / unit, color=BUDGET, linestyle="--", linewidth=1)
-    axes.set(xlabel=letters, ylim=(len(moments) - 0.4, -0.5))
-    axes.set_yticks(range(len(moments)), [roomy(name(moment)) for moment in moments])
+    axes.set(xlabel=letters, ylim=(len(phases) - 0.4, -0.5))
+    axes.set_yticks(range(len(phases)), [roomy(name(phase)) for phase in phases])
     axes.tick_params(axis="y", length=0)
     return figure
 
 
 def _bar(axes: Axes, place: int, kinds: Mapping[str, int], overhead: int, unit: int) -> None:
     left = 0.0
-    for colour, size in ((OVERHEAD, overhead), *((KIND_COLOURS[Kind(kind)], size) for kind, size in kinds.items())):
+    for colour, size in (
+        (OVERHEAD, overhead),
+        *((KIND_COLOURS[MemoryKind(kind)], size) for kind, size in kinds.items()),
+    ):
         if size > 0:
             axes.barh(place, size / unit, _THICK, left=left, color=colour)
             left += size / unit
@@ -251,12 +254,12 @@ def _bar(axes: Axes, place: int, kinds: Mapping[str, int], overhead: int, unit: 
 _LONGEST = 24  # letters of a name
 
 
-def peaks(names: Sequence[str], measured: Sequence[int | None], foretold: Sequence[int | None]) -> Figure:
+def peaks(names: Sequence[str], measured: Sequence[int | None], predicted: Sequence[int | None]) -> Figure:
     """What is not known is left out."""
-    unit, letters = unit_for(max([size for size in (*measured, *foretold) if size] or [1]))
+    unit, letters = unit_for(max([size for size in (*measured, *predicted) if size] or [1]))
     figure, axes = new_figure(4.6, 0.6 + 0.34 * len(names))
     axes.barh(range(len(names)), [(size or 0) / unit for size in measured], 0.55, color=CURVES[0])
-    for place, size in enumerate(foretold):
+    for place, size in enumerate(predicted):
         if size:
             axes.plot([size / unit] * 2, [place - 0.38, place + 0.38], color=MEASURED, linewidth=2)
     axes.set(xlabel=letters, ylim=(len(names) - 0.5, -0.5))
@@ -274,22 +277,22 @@ def _short(name: str) -> str:
 
 def scatter(
     measured: Sequence[int],
-    foretold: Sequence[int],
-    words: tuple[str, str, str] = ("measured peak, GiB", "foretold peak, GiB", "foretold = measured"),
+    predicted: Sequence[int],
+    strings: tuple[str, str, str] = ("measured peak, GiB", "foretold peak, GiB", "foretold = measured"),
 ) -> Figure:
     """Dots on the line were foretold exactly; the band is five percent to either side."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    across, up = ([size / 2**30 for size in sizes] for sizes in (measured, foretold))
+    across, up = ([size / 2**30 for size in sizes] for sizes in (measured, predicted))
     figure, axes = new_figure(4.6, 4.2)
     axes.spines[["top", "right"]].set_visible(True)
     ends = [0.8 * min(*across, *up), 1.2 * max(*across, *up)]
-    axes.plot(ends, ends, color="black", alpha=0.4, linewidth=1, label=words[2])
+    axes.plot(ends, ends, color="black", alpha=0.4, linewidth=1, label=strings[2])
     axes.fill_between(
         ends, [0.95 * e for e in ends], [1.05 * e for e in ends], color="black", alpha=0.08, label="± 5 %"
     )
     axes.scatter(across, up, s=16, alpha=0.8, color=CURVES[0], linewidth=0)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel=words[0], ylabel=words[1])
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel=strings[0], ylabel=strings[1])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
@@ -306,7 +309,7 @@ _WIDE_ENOUGH = 0.09  # of the picture, for a moment's name
 
 def timeline(
     kinds: Mapping[str, Sequence[int]],
-    stretches: Sequence[Stretch],
+    stretches: Sequence[Segment],
     overhead: int = 0,
     name: Callable[[str], str] = str,
 ) -> Figure:
@@ -318,23 +321,23 @@ def timeline(
     axes.stackplot(
         range(points),
         [[size / unit for size in sizes] for sizes in layers],
-        colors=[OVERHEAD, *(KIND_COLOURS[Kind(kind)] for kind in kinds)],
+        colors=[OVERHEAD, *(KIND_COLOURS[MemoryKind(kind)] for kind in kinds)],
         step="mid",
         linewidth=0,
     )
     axes.set(xlim=(0, points - 1), ylabel=letters, xticks=[])
     axes.set_ylim(bottom=0)
-    _moments(axes, [each for each in stretches if each.moment != "between"], points, name)
+    _moments(axes, [each for each in stretches if each.phase != "between"], points, name)
     return figure
 
 
-def _moments(axes: Axes, stretches: Sequence[Stretch], points: int, name: Callable[[str], str]) -> None:
+def _moments(axes: Axes, stretches: Sequence[Segment], points: int, name: Callable[[str], str]) -> None:
     for number, each in enumerate(stretches):
         if number:
             axes.axvline(each.start, color="black", alpha=0.35, linewidth=0.8)
         if (each.end - each.start) / points >= _WIDE_ENOUGH:
             middle = (each.start + each.end) / 2 / (points - 1)
-            axes.text(middle, 1.02, name(each.moment), transform=axes.transAxes, ha="center", va="bottom", fontsize=9)
+            axes.text(middle, 1.02, name(each.phase), transform=axes.transAxes, ha="center", va="bottom", fontsize=9)
 
 
 # The ladder: what each rung holds at its peak, by kind, beside the time of its steps.
@@ -344,58 +347,58 @@ _GIB = 2**30
 _BAR = 0.42  # the rest of a rung's height is its name
 
 
-def ladder_picture(ladder: Ladder, words: Words) -> Figure:
+def comparison_chart(comparison: Comparison, strings: Strings) -> Figure:
     """Bars by kind with the measured peak as a stroke, the budget as a line across, and the time to the right."""
-    figure, _ = new_figure(5.2, 0.9 + 0.44 * len(ladder.rows))
+    figure, _ = new_figure(5.2, 0.9 + 0.44 * len(comparison.rows))
     figure.clear()
     memory, time = figure.subplots(1, 2, sharey=True, width_ratios=(2.8, 1))
     for axes in (memory, time):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False, labelleft=False)
-    _draw_memory(memory, ladder, words)
+    _draw_memory(memory, comparison, strings)
     time.patch.set_visible(False)  # a long name reaches under it
-    _draw_time(time, ladder, words)
-    memory.set_ylim(len(ladder.rows) - 0.5, -0.75)
+    _draw_time(time, comparison, strings)
+    memory.set_ylim(len(comparison.rows) - 0.5, -0.75)
     figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
     return figure
 
 
-def _draw_memory(axes: Axes, ladder: Ladder, words: Words) -> None:
-    _stack(axes, ladder, words)
-    for place, row in enumerate(ladder.rows):
+def _draw_memory(axes: Axes, comparison: Comparison, strings: Strings) -> None:
+    _stack(axes, comparison, strings)
+    for place, row in enumerate(comparison.rows):
         name = axes.text(0, place - _BAR / 2 - 0.06, row.title, fontsize=7.5, va="bottom", ha="left")
         name.set_in_layout(False)  # it may reach under the time, where nothing else is on its line
         if row.peak:
-            label = words.ladder("measured peak") if row is _first_measured(ladder) else None
+            label = strings.comparison("measured peak") if row is _first_measured(comparison) else None
             axes.plot([row.peak / _GIB] * 2, [place - 0.27, place + 0.27], color=MEASURED, linewidth=2, label=label)
-        end = max(row.peak or 0, row.foretold_peak or 0) / _GIB
-        said = format_bytes(row.peak) if row.peak else words.ladder("not run")
+        end = max(row.peak or 0, row.predicted_peak or 0) / _GIB
+        said = format_bytes(row.peak) if row.peak else strings.comparison("not run")
         _beside(axes, end, place, said)
-    if ladder.budget_bytes:
-        about = f"{words.ladder('budget')} {format_bytes(ladder.budget_bytes)}"
-        axes.axvline(ladder.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=about)
-    axes.set_xlabel(words.ladder("memory"), fontsize=7.5)
-    axes.set_xlim(0, 1.25 * _largest(ladder) / _GIB)
+    if comparison.budget_bytes:
+        about = f"{strings.comparison('budget')} {format_bytes(comparison.budget_bytes)}"
+        axes.axvline(comparison.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=about)
+    axes.set_xlabel(strings.comparison("memory"), fontsize=7.5)
+    axes.set_xlim(0, 1.25 * _largest(comparison) / _GIB)
     axes.tick_params(labelsize=7.5)
 
 
-def _stack(axes: Axes, ladder: Ladder, words: Words) -> None:
-    places, left = range(len(ladder.rows)), [0.0] * len(ladder.rows)
-    for kind in ("process", *(kind.value for kind in Kind)):
-        sizes = [kinds_of(row).get(kind, 0) / _GIB for row in ladder.rows]
+def _stack(axes: Axes, comparison: Comparison, strings: Strings) -> None:
+    places, left = range(len(comparison.rows)), [0.0] * len(comparison.rows)
+    for kind in ("process", *(kind.value for kind in MemoryKind)):
+        sizes = [kinds_of(row).get(kind, 0) / _GIB for row in comparison.rows]
         if any(sizes):
-            axes.barh(places, sizes, _BAR, left=left, color=COLOURS[kind], label=words.kind(kind), linewidth=0)
+            axes.barh(places, sizes, _BAR, left=left, color=COLOURS[kind], label=strings.kind(kind), linewidth=0)
             left = [start + size for start, size in zip(left, sizes, strict=True)]
 
 
-def _draw_time(axes: Axes, ladder: Ladder, words: Words) -> None:
-    seconds = [row.seconds_per_step or 0.0 for row in ladder.rows]
+def _draw_time(axes: Axes, comparison: Comparison, strings: Strings) -> None:
+    seconds = [row.seconds_per_step or 0.0 for row in comparison.rows]
     axes.barh(range(len(seconds)), seconds, _BAR, color=PREDICTED, alpha=0.55, linewidth=0)
     for place, value in enumerate(seconds):
         if value:
             _beside(axes, value, place, format_seconds(value))
     axes.set_xlim(0, 1.9 * max([*seconds, 1e-3]))
-    axes.set_xlabel(words.ladder("time"), fontsize=7.5)
+    axes.set_xlabel(strings.comparison("time"), fontsize=7.5)
     axes.tick_params(labelsize=7.5)
 
 
@@ -403,13 +406,13 @@ def _beside(axes: Axes, end: float, place: int, said: str) -> None:
     axes.annotate(said, (end, place), (4, 0), textcoords="offset points", fontsize=7.5, va="center", ha="left")
 
 
-def _first_measured(ladder: Ladder) -> Row | None:
-    return next((row for row in ladder.rows if row.peak), None)
+def _first_measured(comparison: Comparison) -> ComparisonRow | None:
+    return next((row for row in comparison.rows if row.peak), None)
 
 
-def _largest(ladder: Ladder) -> int:
-    peaks = [size for row in ladder.rows for size in (row.peak, row.foretold_peak) if size]
-    return max([*peaks, ladder.budget_bytes or 0, 1])
+def _largest(comparison: Comparison) -> int:
+    peaks = [size for row in comparison.rows for size in (row.peak, row.predicted_peak) if size]
+    return max([*peaks, comparison.budget_bytes or 0, 1])
 
 
 # Legend: what colours mean, inside a picture that stands alone.

@@ -14,12 +14,12 @@ from tightfit.errors import BadInput, OutputError
 from tightfit.files import write_whole
 from tightfit.report import figures, sections, suggestions
 from tightfit.report.figures import memory_picture
-from tightfit.report.i18n import Words
-from tightfit.runs.folder import Account, read_account
-from tightfit.runs.header import load_beginning
+from tightfit.report.i18n import Strings
+from tightfit.runs.folder import RunView, read_account
+from tightfit.runs.header import load_header
 from tightfit.runs.record import Run
-from tightfit.simulation.estimate import Bill
-from tightfit.strategies.base import Kind
+from tightfit.simulation.estimate import Estimate
+from tightfit.strategies.base import MemoryKind
 from tightfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -50,39 +50,43 @@ def templates() -> Environment:
 # Notebook: bills and runs show themselves as tables with the picture that belongs to them.
 
 
-_SAY = Words("en")
+_SAY = Strings("en")
 
 
-def bill_as_html(bill: Bill) -> str:
+def estimate_as_html(estimate: Estimate) -> str:
     """Bytes by moment and kind."""
-    kinds = [kind for kind in Kind if max(sizes.get(kind, 0) for sizes in bill.moments.values()) > bill.peak / 200]
-    rows = [
-        [moment, *(format_bytes(size) for size in (bill.overhead + sum(sizes.values()), *(sizes[k] for k in kinds)))]
-        for moment, sizes in bill.moments.items()
+    kinds = [
+        kind
+        for kind in MemoryKind
+        if max(sizes.get(kind, 0) for sizes in estimate.phases.values()) > estimate.peak / 200
     ]
-    trained = f"{format_count(bill.trainable_parameters)} of {format_count(bill.parameters)} parameters train"
+    rows = [
+        [phase, *(format_bytes(size) for size in (estimate.overhead + sum(sizes.values()), *(sizes[k] for k in kinds)))]
+        for phase, sizes in estimate.phases.items()
+    ]
+    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters train"
     return _render_fragment(
-        title=f"Peak {format_bytes(bill.peak)} in {bill.moment} on {bill.device.title}; {trained}",
-        headings=["moment", "all", *(kind.value for kind in kinds)],
+        title=f"Peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.title}; {trained}",
+        headings=["phase", "all", *(kind.value for kind in kinds)],
         rows=rows,
-        picture=memory_picture(bill.to_json(), {}, _SAY, _SAY("by_kind_of")),
+        picture=memory_picture(estimate.to_json(), {}, _SAY, _SAY("by_kind_of")),
     )
 
 
 def run_as_html(run: Run) -> str:
     """What came out, and memory by moment, foretold beside measured."""
-    known = load_beginning(Path(run.folder))
-    bill = known.bill if known else None
-    foretold = run.predicted.moments or {}
+    known = load_header(Path(run.folder))
+    estimate = known.estimate if known else None
+    predicted = run.predicted.phases or {}
     rows = [
-        [moment, format_bytes(foretold[moment]) if moment in foretold else "–", format_bytes(size)]
-        for moment, size in run.measured.moments.items()
+        [phase, format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size)]
+        for phase, size in run.measured.phases.items()
     ]
     return _render_fragment(
         title=_in_a_line(run),
-        headings=["moment", "foretold", "measured"],
+        headings=["phase", "predicted", "measured"],
         rows=rows,
-        picture=memory_picture(bill, run.measured.moments, _SAY, _SAY("by_kind")) if bill else None,
+        picture=memory_picture(estimate, run.measured.phases, _SAY, _SAY("by_kind")) if estimate else None,
     )
 
 
@@ -90,8 +94,8 @@ def _in_a_line(run: Run) -> str:
     scores = [
         f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy") if f"eval_{name}" in run.metrics
     ]
-    foretold = f" (foretold {format_bytes(run.predicted.peak_bytes)})" if run.predicted.peak_bytes else ""
-    memory, time = f"peak {format_bytes(run.measured.peak_bytes)}{foretold}", format_seconds(run.measured.seconds)
+    predicted = f" (foretold {format_bytes(run.predicted.peak_bytes)})" if run.predicted.peak_bytes else ""
+    memory, time = f"peak {format_bytes(run.measured.peak_bytes)}{predicted}", format_seconds(run.measured.seconds)
     return f"{run.folder}: {', '.join([*scores, memory, time])}; recipe {' '.join(run.recipe) or 'plain'}"
 
 
@@ -102,9 +106,9 @@ def _render_fragment(**values: Any) -> str:
 # Showing: a page in the browser, where somebody sits before a screen.
 
 
-def open_page(page: Path) -> bool:
+def open_in_browser(page: Path) -> bool:
     """Whether it was opened; in a pipe, over ssh or on a server it is not."""
-    if not somebody_is_there():
+    if not has_display():
         return False
     try:
         return webbrowser.open(page.resolve().as_uri())
@@ -112,7 +116,7 @@ def open_page(page: Path) -> bool:
         return False
 
 
-def somebody_is_there() -> bool:
+def has_display() -> bool:
     """A terminal, and a display that is not at the other end of a line."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
@@ -129,7 +133,7 @@ FILE = "report.html"
 
 def write_report(folders: Sequence[Path], out: Path | None = None, language: str = "en") -> Path:
     """Write the page and say where: into the run's folder, or for several runs into the current one."""
-    say = Words.of(language)
+    strings = Strings.of(language)
     accounts = [read_account(folder) for folder in folders]
     if not accounts:
         raise BadInput("No run is given: tightfit report runs/mine, or several of them.")
@@ -139,103 +143,110 @@ def write_report(folders: Sequence[Path], out: Path | None = None, language: str
     if target.suffix.lower() not in (".html", ".htm"):
         raise OutputError(f"'{target}' should end in .html: give it such a name.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, report_page(accounts, say))
+    write_whole(target, report_page(accounts, strings))
     return target
 
 
-def report_page(accounts: Sequence[Account], say: Words) -> str:
+def report_page(accounts: Sequence[RunView], strings: Strings) -> str:
     """The whole page."""
     if len(accounts) == 1:
-        title = f"{accounts[0].name}: {say('report')}"
-        return page(title, _render("report.html", run=run_view(accounts[0], say), say=say), say.language)
-    body = _render("runs.html", view=runs_view(accounts, say), runs=[run_view(each, say) for each in accounts], say=say)
-    return page(say("runs_side_by_side", count=len(accounts)), body, say.language)
+        title = f"{accounts[0].name}: {strings('report')}"
+        return page(
+            title, _render("report.html", run=run_view(accounts[0], strings), strings=strings), strings.language
+        )
+    body = _render(
+        "runs.html",
+        view=runs_view(accounts, strings),
+        runs=[run_view(each, strings) for each in accounts],
+        strings=strings,
+    )
+    return page(strings("runs_side_by_side", count=len(accounts)), body, strings.language)
 
 
 def _render(template: str, **values: Any) -> str:
     return templates().get_template(template).render(**values)
 
 
-def run_view(account: Account, say: Words) -> dict[str, Any]:
+def run_view(account: RunView, strings: Strings) -> dict[str, Any]:
     """Everything that the template shows of a run."""
     return {
         "account": account,
-        "lead": sections.lead(account, say),
-        "tiles": sections.tiles(account, say),
-        "unfinished": sections.unfinished(account, say),
-        "resumed": sections.resumed(account, say),
-        "trained": sections.trained(account, say),
-        "lengths": _lengths(account, say),
-        "how": sections.how(account, say),
-        "strategies": sections.strategies(account, say),
+        "lead": sections.lead(account, strings),
+        "tiles": sections.tiles(account, strings),
+        "unfinished": sections.unfinished(account, strings),
+        "resumed": sections.resumed(account, strings),
+        "trained": sections.trained(account, strings),
+        "lengths": _lengths(account, strings),
+        "how": sections.how(account, strings),
+        "strategies": sections.strategies(account, strings),
         "again": account.again(f"{account.folder}-again"),
-        "why": sections.opening(account, say),
-        "reasons": sections.reasons(account, say),
-        "options": sections.options(account, say),
-        "refused": sections.refused(account),
-        **_cost(account, say),
-        **_quality(account, say),
-        "next": suggestions.next_steps(account, say),
+        "why": sections.opening(account, strings),
+        "reasons": sections.reasons(account, strings),
+        "options": sections.options(account, strings),
+        "rejected": sections.rejected(account),
+        **_cost(account, strings),
+        **_quality(account, strings),
+        "next": suggestions.next_steps(account, strings),
         "notes": account.notes,
         "versions": account.versions,
     }
 
 
-def _lengths(account: Account, say: Words) -> figures.Picture | None:
+def _lengths(account: RunView, strings: Strings) -> figures.Picture | None:
     texts = account.beginning.texts if account.beginning else None
-    return figures.lengths_picture(account, say, " ".join(sections.about_texts(texts, say))) if texts else None
+    return figures.lengths_picture(account, strings, " ".join(sections.about_texts(texts, strings))) if texts else None
 
 
-def _cost(account: Account, say: Words) -> dict[str, Any]:
-    measured, bill = sections.measured_moments(account), account.bill
+def _cost(account: RunView, strings: Strings) -> dict[str, Any]:
+    measured, estimate = sections.measured_moments(account), account.estimate
     budget = account.beginning.budget_bytes if account.beginning else None
-    caption = say("by_kind" if measured else "by_kind_only")
+    caption = strings("by_kind" if measured else "by_kind_only")
     return {
-        "moments": sections.moments(account, say),
-        "about_peak": sections.about_peak(account, say),
-        "by_kind": figures.memory_picture(bill, measured, say, caption, budget) if bill else None,
-        "timeline": figures.timeline_picture(account, say),
-        "largest": sections.largest(account, say),
-        "largest_about": say("largest_about", moment=say.moment(bill["moment"])) if bill else "",
-        "times": sections.times(account, say),
+        "phases": sections.phases(account, strings),
+        "about_peak": sections.about_peak(account, strings),
+        "by_kind": figures.memory_picture(estimate, measured, strings, caption, budget) if estimate else None,
+        "timeline": figures.timeline_picture(account, strings),
+        "largest": sections.largest(account, strings),
+        "largest_about": strings("largest_about", phase=strings.phase(estimate["phase"])) if estimate else "",
+        "times": sections.times(account, strings),
     }
 
 
-def _quality(account: Account, say: Words) -> dict[str, Any]:
+def _quality(account: RunView, strings: Strings) -> dict[str, Any]:
     headings, rows = sections.table(account)
     return {
         "score_headings": headings,
         "score_rows": rows,
-        "kept": sections.kept(account, say),
-        "loss": figures.loss_picture(account, say),
-        "scores": figures.scores_picture(account, say, sections.names(account)),
+        "kept": sections.kept(account, strings),
+        "loss": figures.loss_picture(account, strings),
+        "scores": figures.scores_picture(account, strings, sections.names(account)),
     }
 
 
-def runs_view(accounts: Sequence[Account], say: Words) -> dict[str, Any]:
+def runs_view(accounts: Sequence[RunView], strings: Strings) -> dict[str, Any]:
     """What is shown of several runs together."""
     pictures = (
-        figures.peaks_picture(accounts, say),
-        figures.scatter_picture(accounts, say),
-        figures.f1_picture(accounts, say),
+        figures.peaks_picture(accounts, strings),
+        figures.scatter_picture(accounts, strings),
+        figures.f1_picture(accounts, strings),
     )
-    return {"rows": [_row(each, say) for each in accounts], "pictures": [each for each in pictures if each]}
+    return {"rows": [_row(each, strings) for each in accounts], "pictures": [each for each in pictures if each]}
 
 
-def _row(account: Account, say: Words) -> list[str]:
+def _row(account: RunView, strings: Strings) -> list[str]:
     run, metrics = account.run, account.metrics
     pace = run.measured.seconds_per_step if run else None
-    sizes = [format_bytes(size) if size else "–" for size in (account.measured_peak, account.foretold_peak)]
+    sizes = [format_bytes(size) if size else "–" for size in (account.measured_peak, account.predicted_peak)]
     scores = [f"{metrics[key]:.4f}" if key in metrics else "–" for key in ("eval_f1", "eval_accuracy")]
     return [
         account.name,
         account.model,
-        " ".join(account.recipe) or say("plain"),
+        " ".join(account.recipe) or strings("plain"),
         account.result,
         *scores,
         *sizes,
-        say.seconds(run.measured.seconds) if run else "–",
-        say.seconds(pace) if pace else "–",
+        strings.seconds(run.measured.seconds) if run else "–",
+        strings.seconds(pace) if pace else "–",
         f"{account.reached:,}" if run else f"{account.reached:,} / {account.steps or '?'}",
-        say("yes") if run else say("no"),
+        strings("yes") if run else strings("no"),
     ]

@@ -95,13 +95,13 @@ def _words(run: Run) -> dict[str, Any]:
         "batch": job.batch_size,
         "rate": f"{job.learning_rate:g}",
         "seed": job.seed,
-        "recipe": " ".join(run.recipe) or "plain",
+        "recipe": " ".join(run.recipe) or "baseline",
         "result": run.result,
         "time": format_seconds(run.measured.seconds),
         "device": run.device,
         "memory": _peak(run),
         "about_memory": _about_memory(run),
-        "moments": _moments(run),
+        "phases": _moments(run),
         "strategies": [(word, STRATEGIES[word.partition(":")[0]].summary) for word in run.recipe],
         "versions": ", ".join(f"{package} {number}" for package, number in run.versions.items()),
     }
@@ -114,13 +114,13 @@ def _quality(run: Run) -> str:
 
 def _peak(run: Run) -> str:
     """Measured, and beside it what was foretold."""
-    measured, foretold = run.measured.peak_bytes, run.predicted.peak_bytes
-    beside = f" (foretold {format_bytes(foretold)}, {foretold / measured - 1:+.1%})" if foretold else ""
+    measured, predicted = run.measured.peak_bytes, run.predicted.peak_bytes
+    beside = f" (foretold {format_bytes(predicted)}, {predicted / measured - 1:+.1%})" if predicted else ""
     return f"{format_bytes(measured)} at the peak{beside}"
 
 
 def _about_memory(run: Run) -> str:
-    highest = max(run.measured.moments, key=lambda name: run.measured.moments[name])
+    highest = max(run.measured.phases, key=lambda name: run.measured.phases[name])
     what = "the whole process" if "CPU" in run.device else "what torch reserved on the card"
     effect = {
         "same": "equal to that of the plain way, up to rounding",
@@ -131,8 +131,8 @@ def _about_memory(run: Run) -> str:
 
 
 def _moments(run: Run) -> list[tuple[str, str, str]]:
-    foretold = run.predicted.moments or {}
+    predicted = run.predicted.phases or {}
     return [
-        (moment, format_bytes(foretold[moment]) if moment in foretold else "–", format_bytes(size))
-        for moment, size in run.measured.moments.items()
+        (phase, format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size))
+        for phase, size in run.measured.phases.items()
     ]

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tightfit.comparison.comparison import Ladder, Row
+from tightfit.comparison.comparison import Comparison, ComparisonRow
 from tightfit.engine.meter import Meter
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, format_seconds
@@ -99,14 +99,14 @@ class Progress(TrainerCallback):
 # The screen: lines and progress on standard error, so that standard output stays free for results.
 
 
-class Screen:
+class Terminal:
     """Says what is going on, or nothing when quiet."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
         _silence_libraries()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """One line for the user."""
         self.console.print(f"· {line}", markup=False)
 
@@ -126,9 +126,9 @@ class Screen:
         finally:
             progress.bar.stop()
 
-    def comparison(self, ladder: Ladder, recipes: list[Recipe], seeds: int) -> Climbing:
+    def comparison(self, comparison: Comparison, recipes: list[Recipe], seeds: int) -> ComparisonProgress:
         """The progress bar of a ladder."""
-        return Climbing(self.console, ladder, recipes, seeds)
+        return ComparisonProgress(self.console, comparison, recipes, seeds)
 
 
 def _silence_libraries() -> None:
@@ -150,13 +150,13 @@ def _silence_libraries() -> None:
 _AROUND = 15.0  # seconds to start a process, read the data and save the model; the bar mends itself on the way
 
 
-class Climbing:
+class ComparisonProgress:
     """The bar counts seconds as they were foretold: a slow machine shows in its pace."""
 
-    def __init__(self, console: Console, ladder: Ladder, recipes: list[Recipe], seeds: int) -> None:
-        self.console, self.ladder = console, ladder
-        rows = [row for recipe in recipes if (row := ladder.row(recipe))]
-        due = [row for row in rows for _ in range(seeds - len(row.climbs))]
+    def __init__(self, console: Console, comparison: Comparison, recipes: list[Recipe], seeds: int) -> None:
+        self.console, self.comparison = console, comparison
+        rows = [row for recipe in recipes if (row := comparison.row(recipe))]
+        due = [row for row in rows for _ in range(seeds - len(row.measurements))]
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -167,7 +167,7 @@ class Climbing:
         self.task = self.bar.add_task("", total=sum(self._expected(row) for row in due) or 1)
         self.done, self.number, self.count = 0.0, 0, len(due)
 
-    def __enter__(self) -> Climbing:
+    def __enter__(self) -> ComparisonProgress:
         if self.console.is_terminal:
             self.bar.start()
         return self
@@ -175,33 +175,37 @@ class Climbing:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def begin(self, row: Row) -> None:
+    def begin(self, row: ComparisonRow) -> None:
         """A rung is on."""
         self.number += 1
         self.expected = self._expected(row)
         self.bar.update(self.task, description=f"{self.number}/{self.count}  {row.title}")
 
-    def glance(self, seconds: float) -> None:
+    def on_tick(self, seconds: float) -> None:
         """It has been on for so long."""
         self.bar.update(self.task, completed=self.done + min(seconds, 0.98 * self.expected))
 
-    def end(self, row: Row) -> None:
+    def end(self, row: ComparisonRow) -> None:
         """Its figures, or what happened to it."""
         self.done += self.expected
         self.bar.update(self.task, completed=self.done)
         self.console.print(f"  {self.number}/{self.count}  {row.title}: {about(row)}", markup=False)
 
-    def _expected(self, row: Row) -> float:
-        if row.foretold is None or row.foretold.fits is False:
+    def _expected(self, row: ComparisonRow) -> float:
+        if row.predicted is None or row.predicted.fits is False:
             return _AROUND
-        steps = self.ladder.steps or self.ladder.job.max_steps or row.foretold.steps_per_epoch * self.ladder.job.epochs
-        return _AROUND + row.foretold.seconds_per_step * steps
+        steps = (
+            self.comparison.steps
+            or self.comparison.job.max_steps
+            or row.predicted.steps_per_epoch * self.comparison.job.epochs
+        )
+        return _AROUND + row.predicted.seconds_per_step * steps
 
 
-def about(row: Row) -> str:
+def about(row: ComparisonRow) -> str:
     """A rung in a line."""
-    if row.failed or not row.climbs:
+    if row.failed or not row.measurements:
         return row.failed or "not measured"
-    last = row.climbs[-1]
+    last = row.measurements[-1]
     score = f", f1 {last.metrics['eval_f1']:.4f}" if "eval_f1" in last.metrics else ""
     return f"peak {format_bytes(last.peak_bytes)}, {format_seconds(last.seconds_per_step)} a step{score}"

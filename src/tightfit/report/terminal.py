@@ -14,9 +14,9 @@ from rich.text import Text
 from tightfit.inference import Evaluation, Prediction
 from tightfit.planning.plan import Option, Plan
 from tightfit.runs.record import Run
-from tightfit.simulation.estimate import Bill
+from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import REQUIRED, Kind
+from tightfit.strategies.base import REQUIRED, MemoryKind
 from tightfit.units import format_bytes, format_count, format_seconds
 
 _BAR = 12
@@ -34,56 +34,68 @@ def show_run(run: Run, console: Console) -> None:
     expected = f" (foretold {format_seconds(foretold_step)})" if foretold_step else ""
     pace = f", {format_seconds(per_step)} a step{expected}" if per_step else ""
     console.print(f"time      {format_seconds(run.measured.seconds)}{pace}")
-    foretold = run.predicted.peak_bytes
-    beside = f", foretold {format_bytes(foretold)}" if foretold else ""
+    predicted = run.predicted.peak_bytes
+    beside = f", foretold {format_bytes(predicted)}" if predicted else ""
     console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}{beside}")
     console.print(_moments(run))
 
 
 def _moments(run: Run) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("  moment", "measured", "foretold", "", ""):
-        table.add_column(heading, justify="right" if heading in ("measured", "foretold") else "left")
-    foretold = run.predicted.moments or {}
-    for moment, size in run.measured.moments.items():
+    for heading in ("  moment", "measured", "predicted", "", ""):
+        table.add_column(heading, justify="right" if heading in ("measured", "predicted") else "left")
+    predicted = run.predicted.phases or {}
+    for phase, size in run.measured.phases.items():
         bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
         mark = "← peak" if size == run.measured.peak_bytes else ""
-        before = format_bytes(foretold[moment]) if moment in foretold else "–"
-        table.add_row(f"  {moment}", format_bytes(size), before, bar, mark)
+        before = format_bytes(predicted[phase]) if phase in predicted else "–"
+        table.add_row(f"  {phase}", format_bytes(size), before, bar, mark)
     return table
 
 
-def show_bill(bill: Bill, console: Console) -> None:
+def show_estimate(estimate: Estimate, console: Console) -> None:
     """Bytes by moment and kind, with a bar that can be read at a glance, and whether the device has that much."""
-    trained = f"{format_count(bill.trainable_parameters)} of {format_count(bill.parameters)} parameters train"
-    console.print(f"peak {format_bytes(bill.peak)} in {bill.moment} on {bill.device.title}; {trained}", style="bold")
-    console.print(_by_moment_and_kind(bill))
-    overhead = "the process itself" if bill.device.kind == "cpu" else "the card's own"
-    console.print(f"{format_bytes(bill.overhead)} of each is {overhead}; {bill.worst}.", markup=False)
-    if bill.host:
-        console.print(_beside_the_card(bill), markup=False)
-    console.print(_verdict(bill), markup=False)
+    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters train"
+    console.print(
+        f"peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.title}; {trained}", style="bold"
+    )
+    console.print(_by_moment_and_kind(estimate))
+    overhead = "the process itself" if estimate.device.kind == "cpu" else "the card's own"
+    console.print(f"{format_bytes(estimate.overhead)} of each is {overhead}; {estimate.worst}.", markup=False)
+    for note in estimate.notes:
+        console.print(note, markup=False)
+    if estimate.host:
+        console.print(_beside_the_card(estimate), markup=False)
+    console.print(_verdict(estimate), markup=False)
 
 
-def _beside_the_card(bill: Bill) -> str:
-    there = bill.device.host_memory
-    has = "" if there is None else f", which has {format_bytes(there)}: {'it fits' if bill.fits_host else 'too little'}"
-    return f"{format_bytes(bill.host)} beside it wait in the memory of the machine around the card{has}."
+def _beside_the_card(estimate: Estimate) -> str:
+    there = estimate.device.host_memory
+    has = (
+        ""
+        if there is None
+        else f", which has {format_bytes(there)}: {'it fits' if estimate.fits_host else 'too little'}"
+    )
+    return f"{format_bytes(estimate.host)} beside it wait in the memory of the machine around the card{has}."
 
 
-def _by_moment_and_kind(bill: Bill) -> Table:
-    kinds = [kind for kind in Kind if max(sizes.get(kind, 0) for sizes in bill.moments.values()) > bill.peak / 200]
-    unit, name = (1 << 30, "GiB") if bill.peak >= 1 << 30 else (1 << 20, "MiB")
+def _by_moment_and_kind(estimate: Estimate) -> Table:
+    kinds = [
+        kind
+        for kind in MemoryKind
+        if max(sizes.get(kind, 0) for sizes in estimate.phases.values()) > estimate.peak / 200
+    ]
+    unit, name = (1 << 30, "GiB") if estimate.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
     table.add_column(name, no_wrap=True)
     for heading in ("all", *(_SHORT.get(kind, kind.value) for kind in kinds)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    for moment, sizes in bill.moments.items():
-        total = bill.overhead + sum(sizes.values())
+    for phase, sizes in estimate.phases.items():
+        total = estimate.overhead + sum(sizes.values())
         cells = [f"{size / unit:.2f}" for size in (total, *(sizes[kind] for kind in kinds))]
-        mark = " ←" if moment == bill.moment else ""
-        table.add_row(moment, *cells, _bar(total - sizes[Kind.ALLOCATOR], total, bill.peak) + mark)
+        mark = " ←" if phase == estimate.phase else ""
+        table.add_row(phase, *cells, _bar(total - sizes[MemoryKind.ALLOCATOR], total, estimate.peak) + mark)
     return table
 
 
@@ -94,27 +106,27 @@ def _bar(used: int, held: int, peak: int) -> str:
 
 
 _SHORT = {
-    Kind.GRADIENTS: "grads",
-    Kind.OPTIMIZER_STATE: "state",
-    Kind.ACTIVATIONS: "activ.",
-    Kind.TEMPORARY: "temp",
-    Kind.ALLOCATOR: "held",
+    MemoryKind.GRADIENTS: "grads",
+    MemoryKind.OPTIMIZER_STATE: "state",
+    MemoryKind.ACTIVATIONS: "activ.",
+    MemoryKind.TEMPORARY: "temp",
+    MemoryKind.ALLOCATOR: "held",
 }
 
 
-def _verdict(bill: Bill) -> str:
-    low, high = (format_bytes(size) for size in bill.error_band)
+def _verdict(estimate: Estimate) -> str:
+    low, high = (format_bytes(size) for size in estimate.error_band)
     band = f"Measured runs say: between {low} and {high}."
-    if bill.device.memory is None:
+    if estimate.device.memory is None:
         return band
-    there = f"{bill.device.title} has {format_bytes(bill.device.memory)}"
-    if bill.fits:
+    there = f"{estimate.device.title} has {format_bytes(estimate.device.memory)}"
+    if estimate.fits:
         return f"{band} It fits: {there}."
-    if not bill.fits_host:
+    if not estimate.fits_host:
         return f"{band} It does not fit the machine around the card."
-    if bill.peak <= bill.device.memory:
+    if estimate.peak <= estimate.device.memory:
         return f"{band} It may not fit: {there}."
-    return f"{band} It does not fit: {there}, {format_bytes(bill.peak - bill.device.memory)} too little."
+    return f"{band} It does not fit: {there}, {format_bytes(estimate.peak - estimate.device.memory)} too little."
 
 
 def show_strategies(console: Console) -> None:
@@ -184,7 +196,7 @@ _EFFECT = {
 def show_plan(plan: Plan, console: Console) -> None:
     """What the plain way needs, what to do instead and why, what else there is."""
     console.print(verdict(plan), style="bold", markup=False)
-    console.print(f"\nThe plain way  {plain_way(plan)}", markup=False)
+    console.print(f"\nThe plain way  {baseline_line(plan)}", markup=False)
     for heading, lines in sections(plan):
         console.print(f"\n{heading}", style="bold", markup=False)
         for line in lines:
@@ -198,7 +210,10 @@ def show_plan(plan: Plan, console: Console) -> None:
 def plan_as_text(plan: Plan) -> str:
     """The same without colours."""
     page = StringIO()
-    show_plan(plan, Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True))
+    console = Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True)
+    show_plan(plan, console)
+    for note in plan.notes:  # the command line has said them before
+        console.print(f"\n{note}", markup=False)
     return page.getvalue()
 
 
@@ -210,38 +225,39 @@ def verdict(plan: Plan) -> str:
     return f"It fits {plan.budget}: {chosen.title}\n{_cost(chosen)}; result: {_effect(chosen)}."
 
 
-def plain_way(plan: Plan) -> str:
+def baseline_line(plan: Plan) -> str:
     """What the plain way takes and where it goes."""
-    bill = plan.plain.bill
-    kinds = sorted(bill.moments[bill.moment].items(), key=lambda item: -item[1])
-    shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > bill.peak / 50]
-    overhead = "the process itself" if bill.device.kind == "cpu" else "the card's own"
-    where = ", ".join([*shares, f"{overhead} {format_bytes(bill.overhead)}"])
-    fits = "fits" if plan.plain.keeps_to(plan.budget) else "does not fit"
-    return f"{_cost(plan.plain)} ({where}): {fits}"
+    estimate = plan.baseline.estimate
+    kinds = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
+    shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > estimate.peak / 50]
+    overhead = "the process itself" if estimate.device.kind == "cpu" else "the card's own"
+    where = ", ".join([*shares, f"{overhead} {format_bytes(estimate.overhead)}"])
+    fits = "fits" if plan.baseline.keeps_to(plan.budget) else "does not fit"
+    return f"{_cost(plan.baseline)} ({where}): {fits}"
 
 
 def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Headings and their lines."""
     if plan.reasons:
         yield "Why", list(plan.reasons)
-    if plan.ways_out:
-        yield "Ways out", list(plan.ways_out)
+    if plan.suggestions:
+        yield "Ways out", list(plan.suggestions)
     if plan.advice:
         yield "Shorter texts, if you want them (--max-length)", list(plan.advice)
-    if plan.refused:
-        yield "Not taken", list(plan.refused)
+    if plan.rejected:
+        yield "Not taken", list(plan.rejected)
 
 
 def plan_as_html(plan: Plan) -> str:
     """For a notebook: plain tags that take the page's own colours."""
     parts = [f"<p><b>{escape(verdict(plan)).replace(chr(10), '<br>')}</b></p>"]
-    parts.append(f"<p>The plain way: {escape(plain_way(plan))}</p>")
+    parts.append(f"<p>The plain way: {escape(baseline_line(plan))}</p>")
+    parts += [f"<p>{escape(note)}</p>" for note in plan.notes]
     for heading, lines in sections(plan):
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
         parts.append(f"<details{' open' if heading == 'Why' else ''}><summary>{escape(heading)}</summary>")
         parts.append(f"<ul>{items}</ul></details>")
-    rows = [_row(option) for option in (plan.chosen, *plan.alternatives, plan.plain)]
+    rows = [_row(option) for option in (plan.chosen, *plan.alternatives, plan.baseline)]
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     parts.append(f"<table><tr>{''.join(f'<th>{name}</th>' for name in _HEADINGS)}</tr>{cells}</table>")
     return "".join(parts)
@@ -262,11 +278,11 @@ def _row(option: Option) -> tuple[str, str, str, str]:
 
 
 def _cost(option: Option) -> str:
-    held = option.bill.moments[option.bill.moment][Kind.ALLOCATOR]
+    held = option.estimate.phases[option.estimate.phase][MemoryKind.ALLOCATOR]
     aside = f", {format_bytes(held)} of it held by the allocator" if held > option.peak / 50 else ""
     time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
-    host = f", {format_bytes(option.bill.host)} in the machine's own memory" if option.bill.host else ""
-    return f"peak {format_bytes(option.peak)} in {option.bill.moment}{aside}{host}, {time}"
+    host = f", {format_bytes(option.estimate.host)} in the machine's own memory" if option.estimate.host else ""
+    return f"peak {format_bytes(option.peak)} in {option.estimate.phase}{aside}{host}, {time}"
 
 
 def _effect(option: Option) -> str:

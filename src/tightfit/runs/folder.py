@@ -12,20 +12,20 @@ from typing import Any
 
 from tightfit.data.split import FOLDER, Split, load_split
 from tightfit.errors import BadInput, OutputError
-from tightfit.files import is_leftover
+from tightfit.files import is_stale
 from tightfit.job import Job, read_job_file
 from tightfit.runs.header import FILE as BEGINNING
-from tightfit.runs.header import Beginning, load_beginning
+from tightfit.runs.header import RunHeader, load_header
 from tightfit.runs.record import FILE, Data, Run, load_run
 from tightfit.strategies.base import Result
 from tightfit.strategies.recipe import Recipe
 
 JOB_FILE = "job.yaml"
-ABOUT = "tightfit.json"  # in a checkpoint: the list of files, and what transformers has no place for
+MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what transformers has no place for
 _MAY_CHANGE = ("epochs", "max_steps")
 
 
-def refuse_folder(folder: Path, resume: bool) -> None:
+def check_run_folder(folder: Path, resume: bool) -> None:
     """A new run wants an empty folder, a resumed one a folder that a run wrote."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file: give --out the name of a folder.")
@@ -38,10 +38,10 @@ def refuse_folder(folder: Path, resume: bool) -> None:
 def _is_of_no_run(path: Path) -> bool:
     """What a process leaves that is killed before its run has begun."""
     first = (path.name == FOLDER and path.is_dir()) or path.name == BEGINNING
-    return is_leftover(path) or (first and not (path.parent / JOB_FILE).exists())
+    return is_stale(path) or (first and not (path.parent / JOB_FILE).exists())
 
 
-def remove_beginning(folder: Path) -> None:
+def discard_start(folder: Path) -> None:
     """A run that did not come to its first step leaves the folder free for another try."""
     for name in (JOB_FILE, BEGINNING):
         (folder / name).unlink(missing_ok=True)
@@ -51,15 +51,15 @@ def remove_beginning(folder: Path) -> None:
         folder.rmdir()
 
 
-def recipe_to_go_on_with(folder: Path, given: Recipe, *, planned: bool) -> Recipe:
+def recipe_for_resume(folder: Path, given: Recipe, *, planned: bool) -> Recipe:
     """Of a run under a budget: its own, whatever was planned before; what was only to be in it has to be in it."""
     own = Recipe.parse(read_job_file(folder / JOB_FILE)[1])
-    return own if planned or set(given.words) <= set(own.words) else given
+    return own if planned or set(given.specs) <= set(own.specs) else given
 
 
 def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
     """Refuse another job or recipe than the folder's; give back its record if there is nothing left to do."""
-    values, words = read_job_file(folder / JOB_FILE)
+    values, specs = read_job_file(folder / JOB_FILE)
     before = Job(**values)
     for name in Job.model_fields:
         if name not in _MAY_CHANGE and getattr(job, name) != getattr(before, name):
@@ -67,20 +67,20 @@ def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
                 f"--resume goes on with the same job, but {name.replace('_', '-')} is {getattr(job, name)!r} and was "
                 f"{getattr(before, name)!r}: leave it out, or start another run with another --out."
             )
-    _refuse_other_recipe(recipe, Recipe.parse(words))
+    _refuse_other_recipe(recipe, Recipe.parse(specs))
     if not (folder / FILE).is_file():
         return None
     run = load_run(folder)  # perhaps of fewer epochs: a run that goes on for more keeps its record until it has another
     return run if all(getattr(job, name) == getattr(run.job, name) for name in _MAY_CHANGE) else None
 
 
-def refuse_other_rows(folder: Path, split: Split) -> None:
+def check_same_rows(folder: Path, split: Split) -> None:
     """Rows that were trained on must not become rows to validate on."""
     if not load_split(folder).is_of(split):
         raise BadInput(f"The data has changed since the run in '{folder}' began: start another run with another --out.")
 
 
-def refuse_fewer_steps(checkpoint: Path, steps: int) -> None:
+def check_steps_left(checkpoint: Path, steps: int) -> None:
     """What is trained cannot be taken back."""
     done = step_of(checkpoint)
     if done > steps:
@@ -94,23 +94,23 @@ def _refuse_other_recipe(now: Recipe, before: Recipe) -> None:
     """How a step is carried out may change; what is trained and by which optimizer may not."""
     if _bound(now) != _bound(before):
         raise BadInput(
-            f"--resume cannot change what is trained: the recipe was '{' '.join(before.words) or 'plain'}' and is "
-            f"'{' '.join(now.words) or 'plain'}'. Only strategies that keep the result may come or go, no optimizers."
+            f"--resume cannot change what is trained: the recipe was '{' '.join(before.specs) or 'plain'}' and is "
+            f"'{' '.join(now.specs) or 'plain'}'. Only strategies that keep the result may come or go, no optimizers."
         )
 
 
 def _bound(recipe: Recipe) -> list[str]:
-    return [s.word for s in recipe.strategies if s.result is not Result.SAME or s.chooses == "optimizer"]
+    return [s.spec for s in recipe.strategies if s.result is not Result.SAME or s.exclusive == "optimizer"]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
+def latest_checkpoint(folder: Path) -> Path | None:
     """The last checkpoint that was written."""
     return max(checkpoints_in(folder), key=step_of, default=None)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Every checkpoint that was written to its end."""
-    return [path.parent for path in folder.glob(f"checkpoint-*/{ABOUT}") if step_of(path.parent) >= 0]
+    return [path.parent for path in folder.glob(f"checkpoint-*/{MANIFEST}") if step_of(path.parent) >= 0]
 
 
 def step_of(checkpoint: Path) -> int:
@@ -126,7 +126,7 @@ History = list[dict[str, float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class RunView:
     """A run from its files alone."""
 
     folder: Path
@@ -134,7 +134,7 @@ class Account:
     recipe: list[str]
     run: Run | None
     """None where it did not come to its end."""
-    beginning: Beginning | None
+    beginning: RunHeader | None
     """None where an earlier tightfit trained it."""
     history: History
     reached: int
@@ -207,19 +207,19 @@ class Account:
     @property
     def measured_peak(self) -> int | None:
         """Bytes; None where nothing was measured."""
-        return self.run.measured.peak_bytes if self.run and self.run.measured.moments else None
+        return self.run.measured.peak_bytes if self.run and self.run.measured.phases else None
 
     @property
-    def foretold_peak(self) -> int | None:
+    def predicted_peak(self) -> int | None:
         """Bytes; None where it could not be foretold."""
         if self.run and self.run.predicted.peak_bytes:
             return self.run.predicted.peak_bytes
-        return self.bill["peak_bytes"] if self.bill else None
+        return self.estimate["peak_bytes"] if self.estimate else None
 
     @property
-    def bill(self) -> dict[str, Any] | None:
+    def estimate(self) -> dict[str, Any] | None:
         """The forecast by moment and kind."""
-        return self.beginning.bill if self.beginning else None
+        return self.beginning.estimate if self.beginning else None
 
     @property
     def notes(self) -> list[str]:
@@ -245,8 +245,8 @@ class Account:
 
     def again(self, out: str, *options: str) -> str:
         """The command that runs it again elsewhere, with other options."""
-        words = ["tightfit", "train", str(self.folder / JOB_FILE), "--out", out, *options]
-        return shlex.join(words)
+        specs = ["tightfit", "train", str(self.folder / JOB_FILE), "--out", out, *options]
+        return shlex.join(specs)
 
     @property
     def go_on(self) -> str:
@@ -256,19 +256,19 @@ class Account:
         return shlex.join(["tightfit", "train", "--out", str(self.folder), "--resume", *kept])
 
 
-def read_account(folder: Path) -> Account:
+def read_account(folder: Path) -> RunView:
     """Read a run folder; BadInput where it is none."""
     if not folder.is_dir():
         raise BadInput(f"There is no run folder '{folder}': give the folder that train wrote to.")
-    run, checkpoint = load_run(folder) if (folder / FILE).is_file() else None, newest_checkpoint(folder)
+    run, checkpoint = load_run(folder) if (folder / FILE).is_file() else None, latest_checkpoint(folder)
     if run is None and not (folder / JOB_FILE).is_file():
         raise BadInput(
             f"'{folder}' is not a run (it has neither {FILE} nor {JOB_FILE}): give the folder that train wrote to."
         )
     state = _state(checkpoint) if checkpoint and run is None else {}
     job, recipe = (run.job, run.recipe) if run else _job(folder)
-    beginning = load_beginning(folder)
-    return Account(
+    beginning = load_header(folder)
+    return RunView(
         folder=folder,
         job=job,
         recipe=recipe,

@@ -14,17 +14,17 @@ from pydantic import BaseModel, ConfigDict
 from tightfit.files import write_whole
 from tightfit.runs.record import Data
 
-FILE = "beginning.json"
+FILE = "start.json"
 
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
 
-class Stretch(_Value):
+class Segment(_Value):
     """A moment of the step that `Step` shows."""
 
-    moment: str
+    phase: str
     start: int
     end: int
     slice: int
@@ -34,7 +34,7 @@ class Step(_Value):
     """One step: live bytes of each kind at points on the way."""
 
     kinds: dict[str, list[int]]
-    stretches: list[Stretch]
+    stretches: list[Segment]
     slices: int
     """How many slices a step has; at most two of them are shown."""
 
@@ -60,18 +60,18 @@ class Texts(_Value):
     """Tokens that one bar of the histogram stands for."""
     rows: list[int]
     """Texts of 1 to `width` tokens, the next `width`, and so on."""
-    computed_per_token: float
+    padding_factor: float
     """Tokens that go through the model, padding included, for each token of a text."""
-    plain_per_token: float
+    padding_factor_unsorted: float
     """The same if rows met by chance and whole batches were padded."""
-    cut_rows: int
+    truncated_rows: int
     tokens: int | None = None
     """Of all texts as they are cut."""
     cut_tokens: int | None = None
     """None where the tokenizer does not tell."""
 
 
-class Smaller(_Value):
+class SmallerRecipe(_Value):
     """A recipe that takes less, with what it was said to take when the run began."""
 
     recipe: list[str]
@@ -89,7 +89,7 @@ class Attempt(_Value):
     """What it said when it did not come to its end; None where it did, or was killed."""
 
 
-class Beginning(_Value):
+class RunHeader(_Value):
     """What is known before the first step."""
 
     recipe: list[str]
@@ -104,7 +104,7 @@ class Beginning(_Value):
     budget_bytes: int | None = None
     notes: list[str] = []
     versions: dict[str, str] = {}
-    bill: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
     """As `rehearse --json` prints it; None where memory could not be foretold."""
     seconds_per_step: float | None = None
     step: Step | None = None
@@ -112,7 +112,7 @@ class Beginning(_Value):
     texts: Texts | None = None
     plan: dict[str, Any] | None = None
     """As `plan --json` prints it, where the recipe was planned."""
-    smaller: list[Smaller] = []
+    smaller: list[SmallerRecipe] = []
     attempts: list[Attempt] = []
 
     def save(self, folder: Path) -> None:
@@ -120,17 +120,17 @@ class Beginning(_Value):
         write_whole(folder / FILE, json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n")
 
 
-def load_beginning(folder: Path) -> Beginning | None:
+def load_header(folder: Path) -> RunHeader | None:
     """What a run folder tells; None where it has no such file, or one of another time."""
     try:
-        return Beginning(**json.loads((folder / FILE).read_text("utf-8")))
+        return RunHeader(**json.loads((folder / FILE).read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 
-def note_end(folder: Path, reason: str) -> None:
+def record_failure(folder: Path, reason: str) -> None:
     """The last attempt did not come to its end."""
-    known = load_beginning(folder)
+    known = load_header(folder)
     if known is None or not known.attempts:
         return
     last = known.attempts[-1].model_copy(update={"ended": reason})

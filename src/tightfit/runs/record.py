@@ -29,7 +29,7 @@ class Measured(_Value):
 
     peak_bytes: int
     """Whole process on a CPU; reserved by torch on CUDA."""
-    moments: dict[str, int]
+    phases: dict[str, int]
     """The peak of each moment."""
     seconds: float
     """From the first step to the end, evaluation and saving included."""
@@ -37,7 +37,7 @@ class Measured(_Value):
     """Median over the steps."""
     epochs: list[float] | None = None
     """Seconds of each epoch, with its evaluation and saving; a frozen part that runs only once is in the first."""
-    allocated_moments: dict[str, int] | None = None
+    allocated_phases: dict[str, int] | None = None
     """On CUDA: the tensors' share of what was reserved."""
 
 
@@ -46,7 +46,7 @@ class Predicted(_Value):
 
     peak_bytes: int | None = None
     """None where it could not be foretold."""
-    moments: dict[str, int] | None = None
+    phases: dict[str, int] | None = None
     seconds_per_step: float | None = None
     """Only where the training kept to a budget."""
 
@@ -59,7 +59,7 @@ class Data(_Value):
     labels: tuple[str, ...]
     text_columns: tuple[str, ...]
     label_column: str
-    cut_rows: int
+    truncated_rows: int
     """Rows longer than the limit."""
 
 

@@ -22,14 +22,14 @@ _PAGE = 4 * _KIB
 _HEADER = 80  # of a block of its own: glibc's, and torch's alignment
 
 
-def held_over_time(device: Device, timeline: Timeline, sizes: Numbers) -> Numbers:
+def reserved_over_time(device: Device, timeline: Timeline, sizes: Numbers) -> Numbers:
     """Bytes that the allocator has taken from the device, at every tick."""
     if device.kind == "cuda":
         return _cached(timeline, sizes, CachingAllocator(expandable=expandable_segments()))
     return _in_pages(timeline, sizes)
 
 
-def held_on_host(timeline: Timeline, sizes: Numbers) -> int:
+def pinned_peak(timeline: Timeline, sizes: Numbers) -> int:
     """The most bytes in host memory, as if all were pinned: torch takes pinned blocks in powers of two."""
     blocks = np.where(timeline.on_host & (sizes > 0), sizes, 0)
     rounded = np.where(blocks > 0, 2.0 ** np.ceil(np.log2(np.maximum(blocks, 1))), 0).astype(np.int64)
@@ -52,7 +52,7 @@ def _cached(timeline: Timeline, sizes: Numbers, allocator: CachingAllocator) -> 
     deaths = [(tick, 0, i) for i, tick in zip(there.tolist(), timeline.died[there].tolist(), strict=True)]
     births = [(tick, 1, i) for i, tick in zip(there.tolist(), timeline.born[there].tolist(), strict=True)]
     change = np.zeros(timeline.end + 2, dtype=np.int64)
-    places: dict[int, Piece] = {}
+    places: dict[int, MemoryBlock] = {}
     for tick, birth, index in sorted(deaths + births):
         before = allocator.reserved
         if birth:
@@ -64,15 +64,15 @@ def _cached(timeline: Timeline, sizes: Numbers, allocator: CachingAllocator) -> 
 
 
 @dataclass(eq=False)
-class Piece:
+class MemoryBlock:
     """A stretch of a segment."""
 
     address: int
     size: int
     pool: Pool
     free: bool = False
-    before: Piece | None = None
-    after: Piece | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
 
 
 @dataclass(eq=False)
@@ -84,8 +84,8 @@ class Pool:
     keep: int
     """A rest this small is not split off."""
     free: list[tuple[int, int]] = field(default_factory=list)
-    pieces: dict[int, Piece] = field(default_factory=dict)
-    last: Piece | None = None
+    blocks: dict[int, MemoryBlock] = field(default_factory=dict)
+    last: MemoryBlock | None = None
     """The end of the one segment that grows."""
 
 
@@ -102,35 +102,35 @@ class CachingAllocator:
         self._large = Pool(segment=20 * _MIB, keep=_MIB)
         self._address = 0
 
-    def take(self, size: int) -> Piece:
+    def take(self, size: int) -> MemoryBlock:
         """The smallest free piece that is large enough, or a new segment; the rest is split off."""
         size = max(512, -(-size // 512) * 512)
         pool = self._small if size <= self.small_block else self._large
         found = bisect.bisect_left(pool.free, (size, -1))
         if found < len(pool.free):
-            piece = pool.pieces[pool.free.pop(found)[1]]
+            block = pool.blocks[pool.free.pop(found)[1]]
         else:
-            piece = self._grow(pool, size) if self.expandable else self._segment(pool, size)
-        piece.free = False
-        self._split(pool, piece, size)
-        self.allocated += piece.size
-        return piece
+            block = self._grow(pool, size) if self.expandable else self._segment(pool, size)
+        block.free = False
+        self._split(pool, block, size)
+        self.allocated += block.size
+        return block
 
-    def give_back(self, piece: Piece) -> None:
+    def give_back(self, block: MemoryBlock) -> None:
         """The piece is free, in one with its free neighbours."""
-        self.allocated -= piece.size
-        pool = piece.pool
-        for neighbour in (piece.before, piece.after):
+        self.allocated -= block.size
+        pool = block.pool
+        for neighbour in (block.before, block.after):
             if neighbour is not None and neighbour.free:
                 pool.free.remove((neighbour.size, neighbour.address))
-                piece = self._join(pool, *((neighbour, piece) if neighbour is piece.before else (piece, neighbour)))
-        self._release(pool, piece)
+                block = self._join(pool, *((neighbour, block) if neighbour is block.before else (block, neighbour)))
+        self._release(pool, block)
 
-    def _segment(self, pool: Pool, size: int) -> Piece:
+    def _segment(self, pool: Pool, size: int) -> MemoryBlock:
         shared = pool is self._small or size < self.large_block
         return self._new_piece(pool, pool.segment if shared else -(-size // (2 * _MIB)) * 2 * _MIB)
 
-    def _grow(self, pool: Pool, size: int) -> Piece:
+    def _grow(self, pool: Pool, size: int) -> MemoryBlock:
         """One segment a pool, mapped further as needed."""
         tail = pool.last if pool.last is not None and pool.last.free else None
         missing = size - (tail.size if tail else 0)
@@ -143,27 +143,27 @@ class CachingAllocator:
         pool.free.remove((tail.size, tail.address))
         return self._join(pool, tail, fresh)
 
-    def _new_piece(self, pool: Pool, size: int) -> Piece:
+    def _new_piece(self, pool: Pool, size: int) -> MemoryBlock:
         self.reserved += size
-        piece = pool.pieces[self._address] = Piece(self._address, size, pool)
+        block = pool.blocks[self._address] = MemoryBlock(self._address, size, pool)
         self._address += size
-        return piece
+        return block
 
-    def _split(self, pool: Pool, piece: Piece, size: int) -> None:
-        if piece.size - size <= pool.keep:
+    def _split(self, pool: Pool, block: MemoryBlock, size: int) -> None:
+        if block.size - size <= pool.keep:
             return
-        rest = pool.pieces[piece.address + size] = Piece(
-            piece.address + size, piece.size - size, pool, before=piece, after=piece.after
+        rest = pool.blocks[block.address + size] = MemoryBlock(
+            block.address + size, block.size - size, pool, before=block, after=block.after
         )
-        if piece.after is not None:
-            piece.after.before = rest
-        piece.after, piece.size = rest, size
-        if pool.last is piece:
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        if pool.last is block:
             pool.last = rest
         self._release(pool, rest)
 
-    def _join(self, pool: Pool, left: Piece, right: Piece) -> Piece:
-        del pool.pieces[right.address]
+    def _join(self, pool: Pool, left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
+        del pool.blocks[right.address]
         left.size += right.size
         left.after = right.after
         if right.after is not None:
@@ -172,6 +172,6 @@ class CachingAllocator:
             pool.last = left
         return left
 
-    def _release(self, pool: Pool, piece: Piece) -> None:
-        piece.free = True
-        bisect.insort(pool.free, (piece.size, piece.address))
+    def _release(self, pool: Pool, block: MemoryBlock) -> None:
+        block.free = True
+        bisect.insort(pool.free, (block.size, block.address))

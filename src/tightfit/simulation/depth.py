@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from tightfit.simulation.scaling import NotAlike
+from tightfit.simulation.scaling import NotExtrapolable
 from tightfit.simulation.timeline import PASS_ENDS, STATE_IS_THERE, STEPS_END
-from tightfit.simulation.trace import Block, Section, Tape
-from tightfit.strategies.base import Kind
+from tightfit.simulation.trace import Block, Section, Trace
+from tightfit.strategies.base import MemoryKind
 
 _CRUMBS = 64  # bytes: smaller blocks are left out, since some are made only once in a process
 _SURE = 32  # events in a row: when so many agree, two tapes are in step again
@@ -25,7 +25,7 @@ _SURE = 32  # events in a row: when so many agree, two tapes are in step again
 class Group(NamedTuple):
     """Blocks that nobody can tell from one another."""
 
-    kind: Kind
+    kind: MemoryKind
     section: int
     size: int
 
@@ -57,7 +57,7 @@ Note = str | tuple[str, int] | Section
 Event = Birth | Deaths | Note
 
 
-def deepen(shallow: Tape, deeper: Tape, layers: int) -> Tape:
+def extrapolate_depth(shallow: Trace, deeper: Trace, layers: int) -> Trace:
     """The tape with `layers` more layers than `deeper`, which has one more than `shallow`."""
     few, more = _events(shallow), _events(deeper)
     known = _groups(few) & _groups(more)
@@ -73,7 +73,7 @@ def deepen(shallow: Tape, deeper: Tape, layers: int) -> Tape:
             for repeated in range(again[index + 1], index + 1):
                 last = time == layers - 1
                 writer.write(more[repeated], None, None if last else owner.get(repeated))
-    return writer.tape
+    return writer.trace
 
 
 def _true_owners(events: list[Event], tokens: list[object], stretches: list[tuple[int, int]]) -> dict[int, Block]:
@@ -97,7 +97,7 @@ class _Writer:
     """Writes events on a new tape."""
 
     def __init__(self, known: set[Group], layers: int) -> None:
-        self.tape = Tape()
+        self.trace = Trace()
         self._known = known
         self._layers = layers
         self._alive = defaultdict[Group, list[Block]](list)
@@ -110,14 +110,14 @@ class _Writer:
         elif isinstance(event, Deaths):
             self._give_back(event, partner if isinstance(partner, Deaths) else event)
         elif isinstance(event, Section):
-            self.tape.sections.append(replace(event, start=self.tape.clock))
+            self.trace.sections.append(replace(event, start=self.trace.clock))
         elif isinstance(event, tuple):
-            self.tape.moments.append((self.tape.clock, *event))
+            self.trace.phases.append((self.trace.clock, *event))
         else:
-            self.tape.mark(event)
+            self.trace.mark(event)
 
     def _take(self, group: Group, shallower: Group, named: Block) -> None:
-        block = self.tape.take(group.size + self._layers * (group.size - shallower.size))
+        block = self.trace.take(group.size + self._layers * (group.size - shallower.size))
         block.kind, block.section, block.owner = group.kind, group.section, named.owner
         block.shape = named.shape if block.size == named.size else None
         self._alive[group].append(block)
@@ -125,13 +125,13 @@ class _Writer:
     def _give_back(self, deaths: Deaths, shallower: Deaths) -> None:
         here, there = deaths.counted(self._known), shallower.counted(self._known)
         if there - here:
-            raise NotAlike
+            raise NotExtrapolable
         more = [(group, 0) for group in (here - there).elements()] * self._layers
         for group, younger in [*deaths.blocks, *more]:
             same = self._alive[group]
             if not same:
-                raise NotAlike
-            self.tape.give_back(same.pop(-1 - min(younger, len(same) - 1)))
+                raise NotExtrapolable
+            self.trace.give_back(same.pop(-1 - min(younger, len(same) - 1)))
 
 
 class _End(NamedTuple):
@@ -142,11 +142,11 @@ class _End(NamedTuple):
     died: bool
 
 
-def _events(tape: Tape) -> list[Event]:
+def _events(trace: Trace) -> list[Event]:
     """Everything on the tape in its order."""
     events: list[Event] = []
     alive = defaultdict[Group, list[int]](list)
-    for _, what in sorted([*_ends(tape), *_notes(tape)], key=lambda event: event[0]):
+    for _, what in sorted([*_ends(trace), *_notes(trace)], key=lambda event: event[0]):
         if not isinstance(what, _End):
             events.append(what)
         elif not what.died:
@@ -173,8 +173,8 @@ def _leave(alive: dict[Group, list[int]], end: _End) -> tuple[Group, int]:
     return end.group, len(same) - place
 
 
-def _ends(tape: Tape) -> Iterator[tuple[int, Any]]:
-    for kind, block in zip(tape.kinds(), tape.blocks, strict=True):
+def _ends(trace: Trace) -> Iterator[tuple[int, Any]]:
+    for kind, block in zip(trace.kinds(), trace.blocks, strict=True):
         if block.size >= _CRUMBS:
             group = Group(kind, block.section, block.size)
             yield block.born, _End(group, block, died=False)
@@ -182,10 +182,10 @@ def _ends(tape: Tape) -> Iterator[tuple[int, Any]]:
                 yield block.died, _End(group, block, died=True)
 
 
-def _notes(tape: Tape) -> Iterator[tuple[int, Note]]:
-    yield from ((tick, name) for name, tick in tape.marks.items())
-    yield from ((section.start, section) for section in tape.sections)
-    yield from ((tick, (name, number)) for tick, name, number in tape.moments)
+def _notes(trace: Trace) -> Iterator[tuple[int, Note]]:
+    yield from ((tick, name) for name, tick in trace.marks.items())
+    yield from ((section.start, section) for section in trace.sections)
+    yield from ((tick, (name, number)) for tick, name, number in trace.phases)
 
 
 def _groups(events: list[Event]) -> set[Group]:
@@ -226,7 +226,7 @@ def _align(few: list[object], more: list[object]) -> tuple[list[tuple[int, int]]
     if j < len(more):
         stretches.append((j, len(more)))
     if not stretches:
-        raise NotAlike
+        raise NotExtrapolable
     return pairs, stretches
 
 
@@ -242,7 +242,7 @@ def _skip(few: list[object], more: list[object], i: int, j: int) -> int:
         if best == _SURE:
             break
     if not best:
-        raise NotAlike
+        raise NotExtrapolable
     return skipped
 
 
@@ -258,17 +258,17 @@ def _agreeing(few: list[object], more: list[object], i: int, j: int) -> int:
 # of computing them and every optimizer are played once, not every pair.
 
 
-def splice(passing: Tape, stepping: Tape) -> Tape:
+def with_optimizer_of(passing: Trace, stepping: Trace) -> Trace:
     """The tape of `passing` until its pass ends, the steps of `stepping`, and again `passing`."""
-    out, back = (_Stretch(tape.marks[PASS_ENDS], tape.marks[STEPS_END]) for tape in (passing, stepping))
+    out, back = (_Stretch(trace.marks[PASS_ENDS], trace.marks[STEPS_END]) for trace in (passing, stepping))
     longer = back.length - out.length
     moved = [_moved(block, out, longer) for block in passing.blocks if not out.holds(block.born)]
     taken = [_shifted(block, out.start - back.start) for block in stepping.blocks if back.holds(block.born)]
     state = out.start + stepping.marks[STATE_IS_THERE] - back.start
-    return Tape(
+    return Trace(
         blocks=sorted([*moved, *taken], key=lambda block: block.born),
-        moments=[
-            *(moment for moment in passing.moments if moment[0] < out.start),
+        phases=[
+            *(phase for phase in passing.phases if phase[0] < out.start),
             *_shifted_moments(stepping, back, out.start - back.start),
             *_shifted_moments(passing, _Stretch(out.end, passing.clock + 1), longer),
         ],
@@ -306,5 +306,5 @@ def _shifted(block: Block, by: int) -> Block:
     return block.moved(block.born + by, None if block.died is None else block.died + by)
 
 
-def _shifted_moments(tape: Tape, of: _Stretch, by: int) -> list[tuple[int, str, int]]:
-    return [(start + by, name, section) for start, name, section in tape.moments if of.start <= start < of.end]
+def _shifted_moments(trace: Trace, of: _Stretch, by: int) -> list[tuple[int, str, int]]:
+    return [(start + by, name, section) for start, name, section in trace.phases if of.start <= start < of.end]

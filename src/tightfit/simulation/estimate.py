@@ -13,10 +13,10 @@ import numpy as np
 
 from tightfit.device import Device
 from tightfit.display import HTMLDisplay
-from tightfit.simulation.allocator import held_on_host, held_over_time
-from tightfit.simulation.scaling import Extent, Numbers
+from tightfit.simulation.allocator import pinned_peak, reserved_over_time
+from tightfit.simulation.scaling import BatchShape, Numbers
 from tightfit.simulation.timeline import KINDS, Span, Timeline
-from tightfit.strategies.base import Kind
+from tightfit.strategies.base import MemoryKind
 
 FILE = Path(__file__).with_name("accuracy.json")
 
@@ -41,14 +41,14 @@ def _bands() -> dict[str, list[float]]:
 # Bill: what a training will take, as bytes by moment and kind.
 
 
-MOMENTS = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
+PHASES = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bill(HTMLDisplay):
+class Estimate(HTMLDisplay):
     """The memory cost of a recipe. The peak is the largest moment, not a sum."""
 
-    moments: dict[str, dict[Kind, int]]
+    phases: dict[str, dict[MemoryKind, int]]
     """Bytes of each kind at the moment's highest instant."""
     overhead: int
     """What is there without any tensor: the process and its libraries, or a card's context."""
@@ -59,17 +59,19 @@ class Bill(HTMLDisplay):
     """Which rows make it so large."""
     host: int = 0
     """Bytes that wait in the memory around a card."""
+    notes: tuple[str, ...] = ()
+    """Why the process itself is as large as it is, where it need not be."""
 
     @property
     def peak(self) -> int:
         """The most bytes at any moment."""
-        return self.overhead + max(sum(kinds.values()) for kinds in self.moments.values())
+        return self.overhead + max(sum(kinds.values()) for kinds in self.phases.values())
 
     @property
-    def moment(self) -> str:
+    def phase(self) -> str:
         """When that is; a card's allocator keeps what it took, so of several the one that uses most."""
-        totals = {name: sum(kinds.values()) for name, kinds in self.moments.items()}
-        return max(self.moments, key=lambda name: (totals[name], -self.moments[name][Kind.ALLOCATOR]))
+        totals = {name: sum(kinds.values()) for name, kinds in self.phases.items()}
+        return max(self.phases, key=lambda name: (totals[name], -self.phases[name][MemoryKind.ALLOCATOR]))
 
     @property
     def error_band(self) -> tuple[int, int]:
@@ -94,8 +96,8 @@ class Bill(HTMLDisplay):
         """The bill for scripts."""
         return {
             "peak_bytes": self.peak,
-            "moment": self.moment,
-            "bill": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in self.moments.items()},
+            "phase": self.phase,
+            "phases": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in self.phases.items()},
             "device": self.device.title,
             "device_bytes": self.device.memory,
             "fits": self.fits,
@@ -105,37 +107,40 @@ class Bill(HTMLDisplay):
             "trainable_parameters": self.trainable_parameters,
             "parameters": self.parameters,
             "worst": self.worst,
+            "notes": list(self.notes),
         }
 
 
-def moments_of(timeline: Timeline, device: Device, extents: Sequence[Extent | None]) -> dict[str, dict[Kind, int]]:
+def phases_of(
+    timeline: Timeline, device: Device, shapes: Sequence[BatchShape | None]
+) -> dict[str, dict[MemoryKind, int]]:
     """Every moment's highest instant by kind; what the allocator holds beyond that is a kind of its own."""
-    sizes, spans = timeline.read(extents)
+    sizes, spans = timeline.read(shapes)
     on_device = np.where(timeline.on_host, 0, sizes)
-    total, held = timeline.total(on_device), held_over_time(device, timeline, sizes)
-    moments: dict[str, dict[Kind, int]] = {}
-    for name in MOMENTS:
+    total, held = timeline.total(on_device), reserved_over_time(device, timeline, sizes)
+    phases: dict[str, dict[MemoryKind, int]] = {}
+    for name in PHASES:
         stretches = stretches_of(name, spans)
         if not stretches:
             continue
         highest = highest_tick(total, stretches)
         kinds = {kind: int(size) for kind, size in zip(KINDS, timeline.live_at(highest, on_device), strict=True)}
-        del kinds[Kind.HOST]
-        kinds[Kind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
-        moments[name] = kinds
-    return moments
+        del kinds[MemoryKind.HOST]
+        kinds[MemoryKind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
+        phases[name] = kinds
+    return phases
 
 
-def least_of(timeline: Timeline, extents: Sequence[Extent | None]) -> int:
+def least_of(timeline: Timeline, shapes: Sequence[BatchShape | None]) -> int:
     """The most bytes that are alive at any moment: no allocator holds less."""
-    sizes, spans = timeline.read(extents)
+    sizes, spans = timeline.read(shapes)
     total = timeline.total(np.where(timeline.on_host, 0, sizes))
-    return max(int(total[span.start : span.end + 1].max()) for span in spans if span.moment in MOMENTS)
+    return max(int(total[span.start : span.end + 1].max()) for span in spans if span.phase in PHASES)
 
 
-def stretches_of(moment: str, spans: Sequence[Span]) -> list[slice]:
+def stretches_of(phase: str, spans: Sequence[Span]) -> list[slice]:
     """The ticks of a moment."""
-    return [slice(span.start, span.end + 1) for span in spans if span.moment == moment]
+    return [slice(span.start, span.end + 1) for span in spans if span.phase == phase]
 
 
 def highest_tick(total: Numbers, stretches: Sequence[slice]) -> int:
@@ -143,7 +148,7 @@ def highest_tick(total: Numbers, stretches: Sequence[slice]) -> int:
     return max((part.start + int(total[part].argmax()) for part in stretches), key=lambda tick: total[tick])
 
 
-def host_peak(timeline: Timeline, extents: Sequence[Extent | None]) -> int:
+def host_peak(timeline: Timeline, shapes: Sequence[BatchShape | None]) -> int:
     """The most bytes that wait in the memory around a card."""
-    sizes, _ = timeline.read(extents)
-    return held_on_host(timeline, sizes)
+    sizes, _ = timeline.read(shapes)
+    return pinned_peak(timeline, sizes)

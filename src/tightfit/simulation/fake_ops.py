@@ -63,7 +63,7 @@ class _Tensor:
         return made
 
 
-class Outcomes:
+class FakeOpCache:
     """Runs operations on shapes, each kind once."""
 
     def __init__(self) -> None:

@@ -21,24 +21,33 @@ from tightfit.compat import (
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
-from tightfit.ops import fake as shapes
-from tightfit.simulation.scaling import Extent, NotAlike, Numbers, monomials_of, powers_of
+from tightfit.ops import fake
+from tightfit.simulation.scaling import BatchShape, NotExtrapolable, Numbers, monomials_of, powers_of
 from tightfit.simulation.trace import Section
 
-PRODUCT, OPERANDS, NARROW, HEADS, FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP, NOTHING = (
-    "matrix products", "what products read and write", "matrix products in 16 bits", "many small products",
-    "new memory", "passes into new memory", "passes in place", "curves", "norms", "softmax", "random numbers",
-    "lookups", "views",
+MATMUL, MATMUL_BYTES, MATMUL_16BIT, BMM, ALLOC, ELEMENTWISE, INPLACE, TRANSCENDENTAL, NORM, SOFTMAX, RNG, GATHER, VIEW = (
+    "matmul", "matmul bytes", "16-bit matmul", "bmm",
+    "allocation", "elementwise", "in-place", "transcendental", "norm", "softmax", "random",
+    "gather", "view",
 )  # fmt: skip
-THROUGH_MEMORY = (FRESH, PASS, CHANGE, CURVE, NORM, SOFTMAX, CHANCE, LOOKUP)  # what takes as long as its bytes
-OPTIMIZER, ADDING_UP = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
+MEMORY_BOUND = (
+    ALLOC,
+    ELEMENTWISE,
+    INPLACE,
+    TRANSCENDENTAL,
+    NORM,
+    SOFTMAX,
+    RNG,
+    GATHER,
+)  # what takes as long as its bytes
+OPTIMIZER, GRAD_ACCUMULATION = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
 _NAMES = {
-    CURVE: "gelu gelu_backward tanh tanh_backward silu silu_backward sigmoid erf exp log sin cos pow relu",
+    TRANSCENDENTAL: "gelu gelu_backward tanh tanh_backward silu silu_backward sigmoid erf exp log sin cos pow relu",
     NORM: "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward",
     SOFTMAX: "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
-    CHANCE: "bernoulli bernoulli_ native_dropout rand_like randint_like randint rand",
-    LOOKUP: "embedding embedding_dense_backward index index_put _index_put_impl_ gather scatter index_select",
-    NOTHING: "_unsafe_view empty empty_like new_empty empty_strided _local_scalar_dense",
+    RNG: "bernoulli bernoulli_ native_dropout rand_like randint_like randint rand",
+    GATHER: "embedding embedding_dense_backward index index_put _index_put_impl_ gather scatter index_select",
+    VIEW: "_unsafe_view empty empty_like new_empty empty_strided _local_scalar_dense",
 }
 _SORT_OF = {name: sort for sort, names in _NAMES.items() for name in names.split()}
 _aten = torch.ops.aten
@@ -46,7 +55,7 @@ _HEADS = (_aten.bmm, _aten.baddbmm)  # attention, head by head
 
 
 @dataclass
-class Work:
+class OpCounts:
     """A column for each operation's numbers."""
 
     sorts: list[str] = field(default_factory=list)
@@ -57,25 +66,25 @@ class Work:
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
         """One operation more; views take no time worth counting. A product computes, reads and fills new memory."""
-        sort = shapes.now.sort or sort_of(func)
-        if sort is NOTHING:
+        sort = fake.now.sort or op_kind(func)
+        if sort is VIEW:
             return
-        if sort is not PRODUCT:
+        if sort is not MATMUL:
             in_place = schema_of(func).is_mutable  # what comes out is what went in
             self._add(sort, _bytes((*args, *kwargs.values(), None if in_place else out)), 1, section)
             return
-        sort = NARROW if _is_narrow(args) else HEADS if func.overloadpacket in _HEADS else PRODUCT
+        sort = MATMUL_16BIT if _is_narrow(args) else BMM if func.overloadpacket in _HEADS else MATMUL
         self._add(sort, _flops(func, args, kwargs, out), 1, section)
-        if sort is PRODUCT:  # one by one: with few rows the weights are as large as with many, and count for most
+        if sort is MATMUL:  # one by one: with few rows the weights are as large as with many, and count for most
             for side in (side for side in (*args, out) if isinstance(side, torch.Tensor)):
-                self._add(OPERANDS, _bytes((side,)), 0, section)
+                self._add(MATMUL_BYTES, _bytes((side,)), 0, section)
         if not schema_of(func).is_mutable:  # else it goes where something was
-            self._add(FRESH, _bytes((out,)), 0, section)
+            self._add(ALLOC, _bytes((out,)), 0, section)
 
     def _add(self, sort: str, amount: float, calls: int, section: int) -> None:
         self.sorts.append(sort)
-        self.amounts.append(amount * shapes.now.times)
-        self.calls.append(calls * shapes.now.times)
+        self.amounts.append(amount * fake.now.times)
+        self.calls.append(calls * fake.now.times)
         self.sections.append(section)
 
     def in_section(self, section: int) -> Table:
@@ -85,17 +94,17 @@ class Work:
         flat = np.zeros((len(chosen), 2), dtype=np.int64)
         return Table([self.sorts[index] for index in chosen], amounts, calls, flat, flat)
 
-    def per_extent(self, sections: Sequence[Section], pair: tuple[int, int]) -> Table:
+    def by_shape(self, sections: Sequence[Section], pair: tuple[int, int]) -> Table:
         """The operations of a slice as functions of its rows and tokens, learnt from two slices."""
         here, there = (self.in_section(section) for section in pair)
         if here.sorts != there.sorts:
-            raise NotAlike
-        extents = [(sections[section].rows, sections[section].length) for section in pair]
+            raise NotExtrapolable
+        shapes = [(sections[section].rows, sections[section].length) for section in pair]
         amounts, calls = (
-            powers_of(one, other, *extents)[0]
+            powers_of(one, other, *shapes)[0]
             for one, other in ((here.amounts, there.amounts), (here.calls, there.calls))
         )
-        rows_tokens = np.array(extents[0], dtype=np.float64)
+        rows_tokens = np.array(shapes[0], dtype=np.float64)
         return Table(
             here.sorts,
             here.amounts / (rows_tokens**amounts).prod(axis=1),
@@ -115,9 +124,9 @@ class Table:
     amount_powers: Numbers
     call_powers: Numbers
 
-    def at(self, extents: Sequence[Extent]) -> Iterator[tuple[str, Numbers, Numbers]]:
+    def at(self, shapes: Sequence[BatchShape]) -> Iterator[tuple[str, Numbers, Numbers]]:
         """For every sort the amounts and the calls: a row for each operation, a column for each extent."""
-        monomials = monomials_of(extents)
+        monomials = monomials_of(shapes)
         amounts, calls = (
             column[:, None] * monomials[tuple(powers.T)]
             for column, powers in ((self.amounts, self.amount_powers), (self.calls, self.call_powers))
@@ -128,17 +137,17 @@ class Table:
 
 
 @cache
-def sort_of(func: Any) -> str:
+def op_kind(func: Any) -> str:
     """What sort of work an operation is."""
     packet = getattr(func, "overloadpacket", func)
     if packet in flop_registry or "flash_attention_for_cpu" in str(packet):
-        return PRODUCT
+        return MATMUL
     if getattr(func, "is_view", False):
-        return NOTHING
+        return VIEW
     name = str(packet).rpartition(".")[2]
     if name in _SORT_OF:
         return _SORT_OF[name]
-    return CHANGE if schema_of(func).is_mutable else PASS
+    return INPLACE if schema_of(func).is_mutable else ELEMENTWISE
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:

@@ -32,38 +32,38 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer as hooks
 
 from tightfit.device import Device
-from tightfit.engine.meter import BETWEEN
-from tightfit.errors import BadInput, ModelError, reason_of
-from tightfit.simulation.estimate import Bill, moments_of
+from tightfit.engine.meter import OTHER
+from tightfit.errors import BadInput, ModelError, first_line
+from tightfit.simulation.estimate import Estimate, phases_of
 from tightfit.simulation.kernels import scratch_on
-from tightfit.simulation.process_size import overhead_of
-from tightfit.simulation.scaling import fixed_sizes
-from tightfit.simulation.simulate import follow_gradients, mark_state, shapes_without_data, take_workspaces
+from tightfit.simulation.process_size import process_bytes
+from tightfit.simulation.scaling import constant_sizes
+from tightfit.simulation.simulate import fake_tensors, tag_gradients, tag_state, take_workspaces
 from tightfit.simulation.timeline import Timeline
-from tightfit.simulation.trace import Tape
+from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
-from tightfit.strategies.base import Kind
+from tightfit.strategies.base import MemoryKind
 
 _plain_backward = torch.Tensor.backward
 
 
-def rehearse_loop(build: Callable[[], Any], device: Device) -> Bill:
+def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
     """Build the training without data, take two steps, and add up."""
-    tracer = Tracer(Tape(), scratch_on(device))
+    tracer = Tracer(Trace(), scratch_on(device))
     weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
-    with shapes_without_data(device), tracer, _moments(tracer, weights):
-        tracer.tape.begin("load")
+    with fake_tensors(device), tracer, _moments(tracer, weights):
+        tracer.trace.begin("load")
         step = _call(build)
         if not callable(step):
             raise BadInput("The function given to rehearse() must build the training and return its step, a function.")
-        take_workspaces(device, tracer.tape)
+        take_workspaces(device, tracer.trace)
         for _ in range(2):  # the second step finds the optimizer's state there
-            tracer.tape.begin("forward")
+            tracer.trace.begin("forward")
             _call(step)
-    tape = tracer.tape
-    return Bill(
-        moments=moments_of(Timeline.of(tape, fixed_sizes(tape)), device, []),
-        overhead=overhead_of(device),
+    trace = tracer.trace
+    return Estimate(
+        phases=phases_of(Timeline.of(trace, constant_sizes(trace)), device, []),
+        overhead=process_bytes(device),
         device=device,
         parameters=sum(p.numel() for p in weights.values()),
         trainable_parameters=sum(p.numel() for p in weights.values() if p.requires_grad),
@@ -75,7 +75,7 @@ def _call(function: Callable[[], Any]) -> Any:
     try:
         return function()
     except Exception as error:  # the user's own code, on tensors that hold no data
-        reason = reason_of(error).rstrip(".")
+        reason = first_line(error).rstrip(".")
         raise ModelError(f"This step cannot be rehearsed: {reason}.") from error
 
 
@@ -88,23 +88,23 @@ def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.
         register(module, name, parameter)
         if parameter is not None and id(parameter) not in weights:
             weights[id(parameter)] = parameter
-            tracer.mark([parameter], Kind.WEIGHTS)
-            follow_gradients([parameter], tracer)
+            tracer.mark([parameter], MemoryKind.WEIGHTS)
+            tag_gradients([parameter], tracer)
 
     def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        with tracer.tape.moment("backward"):
+        with tracer.trace.phase("backward"):
             _plain_backward(loss, *args, **kwargs)
 
     def stepped(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-        mark_state(optimizer, tracer)
-        tracer.tape.begin(BETWEEN)
+        tag_state(optimizer, tracer)
+        tracer.trace.begin(OTHER)
 
     def called(*_: Any) -> None:
-        if tracer.tape.moments[-1][1] == BETWEEN:  # several passes for one step: the next one begins
-            tracer.tape.begin("forward")
+        if tracer.trace.phases[-1][1] == OTHER:  # several passes for one step: the next one begins
+            tracer.trace.begin("forward")
 
     entered = register_module_forward_pre_hook(called)
-    before = hooks.register_optimizer_step_pre_hook(lambda *_: tracer.tape.begin("step"))
+    before = hooks.register_optimizer_step_pre_hook(lambda *_: tracer.trace.begin("step"))
     after = hooks.register_optimizer_step_post_hook(stepped)
     try:
         with (

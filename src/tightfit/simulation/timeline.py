@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tightfit.simulation.scaling import Extent, Numbers, Sizes
-from tightfit.simulation.trace import Tape
-from tightfit.strategies.base import Kind
+from tightfit.simulation.scaling import BatchShape, Numbers, Sizes
+from tightfit.simulation.trace import Trace
+from tightfit.strategies.base import MemoryKind
 
-KINDS = list(Kind)
+KINDS = list(MemoryKind)
 PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END = "pass begins", "pass ends", "state is there", "steps end"
 
 
@@ -23,7 +23,7 @@ PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END = "pass begins", "pass ends", 
 class Span:
     """A stretch of one moment, from tick to tick, and the section of data it belongs to (-1: none)."""
 
-    moment: str
+    phase: str
     start: int
     end: int
     section: int
@@ -48,30 +48,30 @@ class Timeline:
     """From where to where the second pass and its step go: one step as all later ones are."""
 
     @classmethod
-    def of(cls, tape: Tape, sizes: Sizes) -> Timeline:
+    def of(cls, trace: Trace, sizes: Sizes) -> Timeline:
         """The tape with the second pass put in."""
-        end = tape.clock + 1
-        spans = [Span(name, start, stop, section) for name, start, stop, section in tape.spans()]
+        end = trace.clock + 1
+        spans = [Span(name, start, stop, section) for name, start, stop, section in trace.spans()]
         once = cls(
-            born=np.array([block.born for block in tape.blocks]),
-            died=np.array([end if block.died is None else block.died for block in tape.blocks]),
-            kind=np.array([KINDS.index(kind) for kind in tape.kinds()]),
+            born=np.array([block.born for block in trace.blocks]),
+            died=np.array([end if block.died is None else block.died for block in trace.blocks]),
+            kind=np.array([KINDS.index(kind) for kind in trace.kinds()]),
             sizes=sizes,
             spans=spans,
             end=end,
-            sections=len(tape.sections),
-            block=np.arange(len(tape.blocks)),
+            sections=len(trace.sections),
+            block=np.arange(len(trace.blocks)),
         )
-        if STATE_IS_THERE not in tape.marks:
+        if STATE_IS_THERE not in trace.marks:
             return once
-        begins, ends, state = (tape.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE))
+        begins, ends, state = (trace.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE))
         twice = once._with_second_pass(begins, ends, state)
-        return replace(twice, step=(state, tape.marks[STEPS_END] + ends - begins))
+        return replace(twice, step=(state, trace.marks[STEPS_END] + ends - begins))
 
     @property
     def on_host(self) -> Numbers:
         """Which blocks are in the memory around a card."""
-        return self.kind == KINDS.index(Kind.HOST)
+        return self.kind == KINDS.index(MemoryKind.HOST)
 
     def live(self, sizes: Numbers) -> Numbers:
         """Live bytes at every tick, a column for each kind."""
@@ -89,19 +89,19 @@ class Timeline:
         born, died = (np.bincount(ticks, sizes, self.end + 2) for ticks in (self.born, self.died))
         return (born - died).astype(np.int64).cumsum()
 
-    def read(self, extents: Sequence[Extent | None]) -> tuple[Numbers, list[Span]]:
+    def read(self, shapes: Sequence[BatchShape | None]) -> tuple[Numbers, list[Span]]:
         """Sizes of all blocks, and the spans that take place, for these rows and tokens of each section.
 
         The second pass is like the first unless its sections are given too.
         """
-        extents = [*extents, *extents[len(extents) - self.sections :]][: 2 * self.sections] or extents
-        spans = [span for span in self.spans if span.section < 0 or extents[span.section] is not None]
-        return self.sizes.at(extents), spans
+        shapes = [*shapes, *shapes[len(shapes) - self.sections :]][: 2 * self.sections] or shapes
+        spans = [span for span in self.spans if span.section < 0 or shapes[span.section] is not None]
+        return self.sizes.at(shapes), spans
 
     def _with_second_pass(self, begins: int, ends: int, state: int) -> Timeline:
         inserted, shift = ends - begins, state - begins
         inside = (self.born > begins) & (self.born <= ends)
-        again = inside & (self.kind != KINDS.index(Kind.OPTIMIZER_STATE)) & (self.died < self.end)
+        again = inside & (self.kind != KINDS.index(MemoryKind.OPTIMIZER_STATE)) & (self.died < self.end)
         outlives = again & (self.died > state)  # gradients: those of the first pass go with the first step
         born, died = (np.where(ticks > state, ticks + inserted, ticks) for ticks in (self.born, self.died))
         first_died = np.where(outlives, state, died)

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tightfit.engine.meter import BETWEEN
-from tightfit.strategies.base import Kind
+from tightfit.engine.meter import OTHER
+from tightfit.strategies.base import MemoryKind
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Block:
     section: int
     """The section of the data it was made in; -1 for none."""
     died: int | None = None
-    kind: Kind | None = None
+    kind: MemoryKind | None = None
     """None until known: kept from forward to backward it is an activation, else temporary."""
     owner: str | int | None = None
     """The module or the parameter it belongs to, where that is known; a number until the play is over."""
@@ -42,11 +42,11 @@ class Section:
 
 
 @dataclass
-class Tape:
+class Trace:
     """Blocks, the moments they live through and the slices of data they belong to."""
 
     blocks: list[Block] = field(default_factory=list)
-    moments: list[tuple[int, str, int]] = field(default_factory=list)
+    phases: list[tuple[int, str, int]] = field(default_factory=list)
     """When each moment began, and in which section."""
     sections: list[Section] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class Tape:
         self.clock += 1
         block.died = self.clock
 
-    def begin(self, moment: str) -> None:
+    def begin(self, phase: str) -> None:
         """This moment lasts until the next one begins."""
-        self.moments.append((self.clock, moment, self._section))
+        self.phases.append((self.clock, phase, self._section))
 
     def mark(self, name: str) -> None:
         """Remember this tick; it is its own, so that nothing else happens on it."""
@@ -81,11 +81,11 @@ class Tape:
         self.marks[name] = self.clock
 
     @contextlib.contextmanager
-    def moment(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Everything inside belongs to this moment."""
         self.begin(name)
         yield
-        self.begin(BETWEEN)
+        self.begin(OTHER)
 
     @contextlib.contextmanager
     def section(self, name: str, rows: int, length: int) -> Iterator[None]:
@@ -97,19 +97,19 @@ class Tape:
         finally:
             self._section = -1
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[MemoryKind]:
         """What each block is for; a block that outlives its forward pass is an activation."""
         forwards = [(start, end) for name, start, end, _ in self.spans() if name == "forward"]
         return [block.kind or _kind(block, forwards) for block in self.blocks]
 
     def spans(self) -> list[tuple[str, int, int, int]]:
         """Moment, first tick, last tick, section."""
-        ends = [start for start, _, _ in self.moments[1:]] + [self.clock]
-        return [(name, start, end, section) for (start, name, section), end in zip(self.moments, ends, strict=True)]
+        ends = [start for start, _, _ in self.phases[1:]] + [self.clock]
+        return [(name, start, end, section) for (start, name, section), end in zip(self.phases, ends, strict=True)]
 
 
-def _kind(block: Block, forwards: list[tuple[int, int]]) -> Kind:
+def _kind(block: Block, forwards: list[tuple[int, int]]) -> MemoryKind:
     for start, end in forwards:
         if start < block.born <= end:
-            return Kind.ACTIVATIONS if block.died is None or block.died > end else Kind.TEMPORARY
-    return Kind.TEMPORARY
+            return MemoryKind.ACTIVATIONS if block.died is None or block.died > end else MemoryKind.TEMPORARY
+    return MemoryKind.TEMPORARY

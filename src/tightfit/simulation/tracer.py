@@ -32,11 +32,11 @@ from tightfit.compat import (
     tree_iter,
     uncompiled_dispatch_mode,
 )
-from tightfit.ops import fake as shapes
-from tightfit.simulation.fake_ops import Outcomes
-from tightfit.simulation.op_counts import ADDING_UP, OPTIMIZER, Work
-from tightfit.simulation.trace import Block, Tape
-from tightfit.strategies.base import Kind
+from tightfit.ops import fake
+from tightfit.simulation.fake_ops import FakeOpCache
+from tightfit.simulation.op_counts import GRAD_ACCUMULATION, OPTIMIZER, OpCounts
+from tightfit.simulation.trace import Block, Trace
+from tightfit.strategies.base import MemoryKind
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -94,7 +94,7 @@ _BEYOND = 1 << 63  # numbers of nodes that gather gradients, which belong to no 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-class Naming:
+class OwnerTracker:
     """Listens to the modules of one model while it is played."""
 
     def __init__(self) -> None:
@@ -176,17 +176,17 @@ Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
 
 
 _Mode: Any = uncompiled_dispatch_mode()
-_outcomes: weakref.WeakKeyDictionary[Any, Outcomes] = weakref.WeakKeyDictionary()
+_outcomes: weakref.WeakKeyDictionary[Any, FakeOpCache] = weakref.WeakKeyDictionary()
 
 
 class Tracer(_Mode):
     """Sees what every operation returns. Views share a storage, so storages are followed, not tensors."""
 
-    def __init__(self, tape: Tape, scratch: Scratch) -> None:
+    def __init__(self, trace: Trace, scratch: Scratch) -> None:
         super().__init__()
-        self.tape = tape
-        self.work = Work()
-        self.naming = Naming()
+        self.trace = trace
+        self.work = OpCounts()
+        self.naming = OwnerTracker()
         self._optimizing = self._over = False
         self._scratch = scratch
         self._alive: dict[int, Block] = {}
@@ -195,13 +195,13 @@ class Tracer(_Mode):
     def __enter__(self) -> Self:
         mode = current_fake_mode()
         if mode is not None:
-            self._run = _outcomes.setdefault(mode, Outcomes()).of
+            self._run = _outcomes.setdefault(mode, FakeOpCache()).of
         return super().__enter__()
 
     def __exit__(self, *reason: Any) -> None:
         self._over = True  # what dies from now on, at the collector's whim, is not of the play
-        owners = self.naming.resolve(block.owner for block in self.tape.blocks)
-        for block, owner in zip(self.tape.blocks, owners, strict=True):
+        owners = self.naming.resolve(block.owner for block in self.trace.blocks)
+        for block, owner in zip(self.trace.blocks, owners, strict=True):
             block.owner = owner
         super().__exit__(*reason)
 
@@ -210,7 +210,7 @@ class Tracer(_Mode):
             return args[0].fake_device
         if func is _SUM and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
             self._gone(storage_id(args[0].untyped_storage()))  # its place is the sum's
-        scratch = [self.tape.take(size) for size in self._scratch(func, args)]
+        scratch = [self.trace.take(size) for size in self._scratch(func, args)]
         out = answer(func, args)
         if out is None:
             out = self._run(func, args, kwargs or {})
@@ -222,15 +222,15 @@ class Tracer(_Mode):
                 if isinstance(value, torch.Tensor):
                     self._follow(value)
         for block in scratch:
-            self.tape.give_back(block)
+            self.trace.give_back(block)
         return out
 
-    def mark(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+    def mark(self, tensors: Iterable[torch.Tensor], kind: MemoryKind) -> None:
         """Say what some tensors are for."""
         for tensor in tensors:
             self._mark(self._follow(tensor), kind)
 
-    def mark_as_of(self, weight: torch.Tensor, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
+    def mark_as_of(self, weight: torch.Tensor, tensors: Iterable[torch.Tensor], kind: MemoryKind) -> None:
         """Say what some tensors are for, and which parameter they belong to."""
         owner = self.naming.of(weight)
         for tensor in tensors:
@@ -238,17 +238,17 @@ class Tracer(_Mode):
             self._mark(block, kind)
             block.owner = owner
 
-    def _mark(self, block: Block, kind: Kind) -> None:
-        if block.kind is not Kind.HOST or kind is Kind.WEIGHTS:  # weights move to the card as a whole
+    def _mark(self, block: Block, kind: MemoryKind) -> None:
+        if block.kind is not MemoryKind.HOST or kind is MemoryKind.WEIGHTS:  # weights move to the card as a whole
             block.kind = kind
 
     def _section(self, func: Any, args: tuple[Any, ...]) -> int:
         """Where work belongs."""
         if self._optimizing:
             return OPTIMIZER
-        if func is _ADD and self._follow(args[0]).kind is Kind.GRADIENTS:
-            return ADDING_UP
-        return self.tape.place
+        if func is _ADD and self._follow(args[0]).kind is MemoryKind.GRADIENTS:
+            return GRAD_ACCUMULATION
+        return self.trace.place
 
     @contextlib.contextmanager
     def optimizing(self) -> Iterator[None]:
@@ -265,17 +265,17 @@ class Tracer(_Mode):
         block = self._alive.get(key)
         if block is None:
             size = storage.nbytes()
-            block = self._alive[key] = self.tape.take(size)
+            block = self._alive[key] = self.trace.take(size)
             block.owner = self.naming.here()
             block.shape = tensor.shape if tensor.nbytes == size else None
-            block.kind = Kind.HOST if shapes.now.on_host else None
+            block.kind = MemoryKind.HOST if fake.now.on_host else None
             weakref.finalize(storage, self._gone, key)
         return block
 
     def _gone(self, key: int) -> None:
         block = self._alive.pop(key, None)
         if block is not None and not self._over:
-            self.tape.give_back(block)
+            self.trace.give_back(block)
 
 
 def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -9,19 +9,19 @@ from functools import lru_cache
 
 import numpy as np
 
-from tightfit.data.batches import Buckets, batches_to_look_at, cut_by_tokens, rows_met
+from tightfit.data.batches import LengthBuckets, partition_by_tokens, rows_seen, sample_batches
 from tightfit.job import Job
-from tightfit.ops.fake import with_data
-from tightfit.simulation.scaling import Extent, Numbers
+from tightfit.ops.fake import real_tensors
+from tightfit.simulation.scaling import BatchShape, Numbers
 from tightfit.strategies.parts import Parts
 
-Size = Callable[[Sequence[Extent]], Numbers]
+Size = Callable[[Sequence[BatchShape]], Numbers]
 """Of slices, to compare them with each other."""
 
 
-def tokens_of(extents: Sequence[Extent]) -> Numbers:
+def tokens_of(shapes: Sequence[BatchShape]) -> Numbers:
     """As many as each has, padding included."""
-    tokens: Numbers = np.array(extents).prod(axis=1)
+    tokens: Numbers = np.array(shapes).prod(axis=1)
     return tokens
 
 
@@ -29,8 +29,8 @@ def tokens_of(extents: Sequence[Extent]) -> Numbers:
 class Largest:
     """The two largest slices of all batches and of the first one, and which batch holds the largest."""
 
-    of_all: tuple[Extent, ...]
-    of_the_first: tuple[Extent, ...]
+    of_all: tuple[BatchShape, ...]
+    of_the_first: tuple[BatchShape, ...]
     batch: int
     ragged: bool
     """Whether a large one has texts of several lengths."""
@@ -73,23 +73,23 @@ def cut_by_room(batches: Numbers, tokens: int) -> Numbers:
     return np.stack(cut)
 
 
-def extents_of(cut: Numbers) -> list[Extent]:
+def extents_of(cut: Numbers) -> list[BatchShape]:
     """Of all slices that are there."""
     return [(int(rows), int(longest)) for rows, longest in cut.reshape(-1, 2).tolist() if rows]
 
 
-def _largest_of(kinds: Sequence[Extent], size: Size) -> Extent:
+def _largest_of(kinds: Sequence[BatchShape], size: Size) -> BatchShape:
     return kinds[int(size(kinds).argmax())]
 
 
-def _kinds_of(cut: Numbers) -> list[Extent]:
+def _kinds_of(cut: Numbers) -> list[BatchShape]:
     """Each extent once: there may be a hundred thousand slices, and there are some hundred extents."""
     rows, longest = cut.reshape(-1, 2).T
     codes = np.unique(rows * (width := int(longest.max()) + 1) + longest)
     return [(int(code) // width, int(code) % width) for code in codes if code >= width]
 
 
-def _largest(slices: Numbers) -> Extent:
+def _largest(slices: Numbers) -> BatchShape:
     """Rows and tokens of the longest of some slices."""
     return slices.shape[1], max(1, int(slices[:, 0].max()))
 
@@ -107,12 +107,12 @@ _ENOUGH = 128  # batches
 
 
 @dataclass(frozen=True)
-class Shapes:
+class WorstShapes:
     """Rows and tokens of the two largest slices of a training, and of the largest batch of the evaluation."""
 
-    slices: tuple[Extent, ...]
-    evaluation: Extent
-    first: tuple[Extent, ...] = ()
+    slices: tuple[BatchShape, ...]
+    evaluation: BatchShape
+    first: tuple[BatchShape, ...] = ()
     """Of the first batch, when there is no optimizer state yet; the others are the largest of all."""
     batch: int = 1
     """Which batch holds the first of them, counted from 1."""
@@ -121,12 +121,12 @@ class Shapes:
     """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
     texts: tuple[int, ...] | None = None
     """How long the texts of the fullest batch are, for recipes that cut it by tokens."""
-    trunk: tuple[Extent, ...] = ()
+    feature_cache: tuple[BatchShape, ...] = ()
     """The largest batch that runs through a trunk whose outputs are kept."""
 
     def __str__(self) -> str:
-        if self.trunk:
-            rows, length = self.trunk[0]
+        if self.feature_cache:
+            rows, length = self.feature_cache[0]
             return f"the largest batch that runs through the frozen part is {rows} × {length} tokens"
         rows, length = max(self.slices[0], self.first[0])
         return f"the largest slice is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
@@ -164,14 +164,14 @@ class Lengths:
 
     def dealt_to(self, parts: Parts) -> Lengths:
         """The batches as a recipe has them: cut, and dealt out its way."""
-        longest = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
+        longest = 1 if parts.feature_cache else parts.max_length  # what is kept of a text is one token
         return replace(self, batches=np.minimum(self._batches(parts), longest))
 
-    def trunk_batches(self, parts: Parts) -> list[Extent]:
+    def trunk_batches(self, parts: Parts) -> list[BatchShape]:
         """Rows and tokens of what goes through a frozen trunk, once for all epochs."""
         lengths = sorted(self._cut(parts) or self.batches.ravel().tolist(), reverse=True)
-        starts = range(0, len(lengths), parts.trunk_rows)
-        return [(len(lengths[start : start + parts.trunk_rows]), max(1, lengths[start])) for start in starts]
+        starts = range(0, len(lengths), parts.eval_rows)
+        return [(len(lengths[start : start + parts.eval_rows]), max(1, lengths[start])) for start in starts]
 
     def some(self) -> Lengths:
         """As many batches as tell how long the usual one takes."""
@@ -182,11 +182,11 @@ class Lengths:
         fullest = self.batches.sum(axis=1).argmax()
         return replace(self, batches=self.batches[fullest : fullest + 1])
 
-    def slices(self, parts: Parts) -> list[Extent]:
+    def slices(self, parts: Parts) -> list[BatchShape]:
         """Rows and tokens of every slice of all batches."""
-        if parts.slice_tokens is not None and not parts.trunk:
-            return extents_of(cut_by_room(self.batches, parts.slice_tokens))
-        cut, size = self.batches, parts.step_rows
+        if parts.micro_batch_tokens is not None and not parts.feature_cache:
+            return extents_of(cut_by_room(self.batches, parts.micro_batch_tokens))
+        cut, size = self.batches, parts.micro_batch_rows
         starts = range(0, cut.shape[1], size)
         slices = [(cut[:, start : start + size] > 0, cut[:, start]) for start in starts]
         return [
@@ -201,41 +201,41 @@ class Lengths:
         total = 0
         for batch in self.batches.tolist():
             texts = [length for length in batch if length]
-            pieces = cut_by_tokens(texts, (parts.layer_rows or parts.step_rows) * texts[0])
+            pieces = partition_by_tokens(texts, (parts.layer_rows or parts.micro_batch_rows) * texts[0])
             total += sum((piece.end - piece.start) * piece.length for piece in pieces)
         return total
 
-    def worst(self, parts: Parts, size: Size = tokens_of) -> Shapes:
+    def worst(self, parts: Parts, size: Size = tokens_of) -> WorstShapes:
         """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first.
 
         Before the first step the largest batch of all is tried out with the optimizer's state in memory, so it does not
         help if it is the first one and would meet none. Where slices are cut by tokens, any may be the largest, and
         `size` tells which of two is larger.
         """
-        longest = 1 if parts.trunk else parts.max_length
+        longest = 1 if parts.feature_cache else parts.max_length
         dealt = self.dealt_to(parts)
         cut, rows = dealt.batches, min(parts.evaluation_rows, len(self.validation))
-        room = None if parts.trunk else parts.slice_tokens
-        slices = largest_by_rows(cut, parts.step_rows) if room is None else largest_by_room(cut, room, size)
-        trunk = self._through_the_trunk(parts) if parts.trunk else ()
+        room = None if parts.feature_cache else parts.micro_batch_tokens
+        slices = largest_by_rows(cut, parts.micro_batch_rows) if room is None else largest_by_room(cut, room, size)
+        feature_cache = self._through_the_trunk(parts) if parts.feature_cache else ()
         fullest = cut[cut.sum(axis=1).argmax()]
-        return Shapes(
+        return WorstShapes(
             texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
             slices=slices.of_all,
             evaluation=(rows, min(self.validation[0], longest)),
             first=slices.of_the_first,
             batch=slices.batch + 1,
             batches=len(self.batches),
-            padded=trunk[-1] < trunk[0]
-            if trunk
+            padded=feature_cache[-1] < feature_cache[0]
+            if feature_cache
             else slices.ragged or self.validation[rows - 1] < min(self.validation[0], longest),
-            trunk=((len(trunk), trunk[0]),) if trunk else (),
+            feature_cache=((len(feature_cache), feature_cache[0]),) if feature_cache else (),
         )
 
     def _batches(self, parts: Parts) -> Numbers:
         if not parts.pool or self.job is None:
             return self.batches
-        with with_data():
+        with real_tensors():
             return _dealt(self.job, self._cut(parts), parts.pool)
 
     def _cut(self, parts: Parts) -> tuple[int, ...]:
@@ -245,10 +245,10 @@ class Lengths:
         """The lengths of the largest batch: training and validation rows go through one after the other, sorted."""
         train = self.batches.ravel().tolist()
         if self.job is not None:
-            with with_data():
-                met = rows_met(self.job, len(self.train), _buckets(self.job, self._cut(parts), parts.pool))
+            with real_tensors():
+                met = rows_seen(self.job, len(self.train), _buckets(self.job, self._cut(parts), parts.pool))
             train = [self.train[row] for row in met]
-        batches = [sorted(lengths, reverse=True)[: parts.trunk_rows] for lengths in (train, self.validation)]
+        batches = [sorted(lengths, reverse=True)[: parts.eval_rows] for lengths in (train, self.validation)]
         return tuple(min(length, parts.max_length) for length in max(batches, key=lambda b: len(b) * b[0]))
 
 
@@ -261,10 +261,10 @@ def _shortened(lengths: tuple[int, ...], longest: int) -> tuple[int, ...]:
 def _dealt(job: Job, lengths: tuple[int, ...], pool: int) -> Numbers:
     """A row for each batch, longest text first; 0 where the batch has fewer rows."""
     size, array = min(job.batch_size, len(lengths)), np.array(lengths)
-    batches = batches_to_look_at(job, len(lengths), _buckets(job, lengths, pool))
+    batches = sample_batches(job, len(lengths), _buckets(job, lengths, pool))
     rows = [np.sort(array[batch])[::-1] for batch in batches]
     return np.array([np.pad(row, (0, size - len(row))) for row in rows])
 
 
-def _buckets(job: Job, lengths: tuple[int, ...], pool: int) -> Buckets | None:
-    return Buckets(lengths, job.batch_size, pool) if pool else None
+def _buckets(job: Job, lengths: tuple[int, ...], pool: int) -> LengthBuckets | None:
+    return LengthBuckets(lengths, job.batch_size, pool) if pool else None

@@ -14,7 +14,7 @@ from tightfit.strategies.gradient_checkpointing import Checkpoint
 from tightfit.strategies.length_bucketing import Bucket
 from tightfit.strategies.lora import Lora
 from tightfit.strategies.max_length import MaxLength
-from tightfit.strategies.micro_batch import Slice, SliceTokens
+from tightfit.strategies.micro_batch import MicroBatch
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.offload_optimizer import OffloadOptimizer
@@ -24,8 +24,7 @@ from tightfit.strategies.tiled_attention import Attention
 _ALL: tuple[type[Strategy], ...] = (
     AdamW,
     Attention,
-    Slice,
-    SliceTokens,
+    MicroBatch,
     Checkpoint,
     SliceLayers,
     OffloadActivations,

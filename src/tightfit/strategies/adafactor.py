@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class Adafactor(Strategy):
     """Adafactor with the user's learning rate, as `optim="adafactor"` in transformers."""
 
     name: ClassVar[str] = "adafactor"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "keeps the optimizer's memory per row and column, not per parameter"
-    chooses: ClassVar[str | None] = "optimizer"
-    steps_only: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "optimizer"
+    step_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, optimizer=self.build)

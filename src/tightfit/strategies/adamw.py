@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ class AdamW(Strategy):
     """The default optimizer."""
 
     name: ClassVar[str] = "adamw"
-    frees: ClassVar[tuple[Kind, ...]] = ()
+    frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "the default optimizer, fused where the device can"
-    chooses: ClassVar[str | None] = "optimizer"
-    steps_only: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "optimizer"
+    step_only: ClassVar[bool] = True
 
     fused: bool = True
     """Use torch's one-pass kernel where there is one."""

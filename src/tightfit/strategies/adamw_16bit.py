@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ class AdamW16Bit(Strategy):
     """AdamW with moments in bf16, the second rounded by chance."""
 
     name: ClassVar[str] = "adamw-16bit"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "keeps the moments of AdamW in 16 bits, the second one rounded by chance"
-    chooses: ClassVar[str | None] = "optimizer"
-    steps_only: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "optimizer"
+    step_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, optimizer=self.build)

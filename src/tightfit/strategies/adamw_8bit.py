@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ class AdamW8Bit(Strategy):
     """AdamW with moments in 8 bits, by bitsandbytes."""
 
     name: ClassVar[str] = "adamw-8bit"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.OPTIMIZER_STATE,)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "keeps the moments of AdamW in 8 bits; needs the package bitsandbytes"
-    chooses: ClassVar[str | None] = "optimizer"
-    steps_only: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "optimizer"
+    step_only: ClassVar[bool] = True
     needs: ClassVar[str | None] = "bitsandbytes"
 
     @classmethod
@@ -41,15 +41,15 @@ class AdamW8Bit(Strategy):
         super().load()
 
     def apply(self, parts: Parts) -> Parts:
-        if not self.is_there():
+        if not self.is_available():
             raise RecipeError(f"'{self.name}' needs the package {self.needs}: pip install {self.needs}.")
         return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         """Make the optimizer over parameter groups."""
-        from tightfit.ops.fake import with_data
+        from tightfit.ops.fake import real_tensors
 
-        with with_data():  # tensors that a library makes for good are no part of a rehearsal
+        with real_tensors():  # tensors that a library makes for good are no part of a rehearsal
             self.load()
             from tightfit.optimizers.adamw_8bit import AdamW8
         return AdamW8(groups, lr=learning_rate)

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tightfit.compat import PydanticUndefined, field_defaults
-from tightfit.optional_imports import is_installed, let_in
+from tightfit.errors import RecipeError
+from tightfit.optional_imports import allow_imports, is_installed
 
 if TYPE_CHECKING:
     from tightfit.strategies.parts import Parts
@@ -26,7 +27,7 @@ class Result(str, Enum):
     DIFFERENT = "different"  # another training: fewer parameters or less text
 
 
-class Kind(str, Enum):
+class MemoryKind(str, Enum):
     """What memory is used for."""
 
     WEIGHTS = "weights"
@@ -44,28 +45,26 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     """The word on the command line."""
-    frees: ClassVar[tuple[Kind, ...]]
+    frees: ClassVar[tuple[MemoryKind, ...]]
     """The kinds of memory it makes smaller."""
     result: ClassVar[Result]
     """What it does to the trained model."""
     summary: ClassVar[str]
     """One sentence for the list of strategies."""
-    chooses: ClassVar[str | None] = None
+    exclusive: ClassVar[str | None] = None
     """A part that only one strategy of a recipe may choose."""
     cards_only: ClassVar[bool] = False
     """Whether it moves things to the memory around a card, so that there has to be a card."""
     needs: ClassVar[str | None] = None
     """A package that tightfit does without otherwise."""
-    shapes_only: ClassVar[bool] = False
+    batch_only: ClassVar[bool] = False
     """Whether it changes nothing but how many rows and tokens go through the model at once."""
-    passes_only: ClassVar[bool] = False
+    gradients_only: ClassVar[bool] = False
     """Whether it changes how gradients are computed and nothing of what is then done with them."""
-    steps_only: ClassVar[bool] = False
+    step_only: ClassVar[bool] = False
     """Whether it changes what is done with gradients and nothing of how they are computed."""
-    steps_in_pass: ClassVar[bool] = False
+    steps_in_backward: ClassVar[bool] = False
     """Whether the optimizer steps inside the backward pass, so that the two cannot be told apart."""
-    usual: ClassVar[int] = 8
-    """What one would try first for a setting that has no default."""
     scales: ClassVar[bool] = True
     """Whether a larger batch does the same operations on larger tensors."""
 
@@ -74,7 +73,7 @@ class Strategy(ABC):
         """Return the parts with this strategy in them, or raise RecipeError where it cannot work."""
 
     @classmethod
-    def is_there(cls) -> bool:
+    def is_available(cls) -> bool:
         """Whether the package that it needs is installed; nothing is imported to find out."""
         return cls.needs is None or is_installed(cls.needs)
 
@@ -82,7 +81,7 @@ class Strategy(ABC):
     def load(cls) -> None:
         """Import the package that it needs."""
         if cls.needs is not None:
-            let_in(cls.needs)
+            allow_imports(cls.needs)
             import_module(cls.needs)
 
     @property
@@ -96,7 +95,7 @@ class Strategy(ABC):
         return 1
 
     @property
-    def word(self) -> str:
+    def spec(self) -> str:
         """The strategy as the user would write it: `name:key=value,key=value`, defaults left out."""
         given = {name: getattr(self, name) for name in self.settings()}
         changed = {name: value for name, value in given.items() if value != self.settings()[name]}
@@ -104,9 +103,26 @@ class Strategy(ABC):
         return f"{self.name}:{settings}" if settings else self.name
 
     @classmethod
+    def check_settings(cls, values: dict[str, Any]) -> None:
+        """Raise RecipeError where a setting without a default is missing."""
+        for key, default in cls.settings().items():
+            if default is REQUIRED and key not in values:
+                raise RecipeError(f"'{cls.name}' needs its {key}: write it like '{cls.example()}'.")
+
+    @classmethod
+    def variants(cls) -> tuple[str, ...]:
+        """The ways in which it can be applied, by name; one for most strategies."""
+        return (cls.name,)
+
+    @property
+    def variant(self) -> str:
+        """Which of its variants this is."""
+        return self.name
+
+    @classmethod
     def example(cls) -> str:
         """How one would write it to try it out."""
-        needed = ",".join(f"{name}={cls.usual}" for name, default in cls.settings().items() if default is REQUIRED)
+        needed = ",".join(f"{name}=8" for name, default in cls.settings().items() if default is REQUIRED)
         return f"{cls.name}:{needed}" if needed else cls.name
 
     @classmethod

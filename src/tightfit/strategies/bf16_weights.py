@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class BF16Weights(Strategy):
     """Everything in bf16, steps rounded by chance."""
 
     name: ClassVar[str] = "bf16-weights"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.WEIGHTS, Kind.GRADIENTS, Kind.ACTIVATIONS)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "keeps weights, gradients and activations in bf16; steps are rounded by chance"
-    chooses: ClassVar[str | None] = "number format"
+    exclusive: ClassVar[str | None] = "number format"
 
     def apply(self, parts: Parts) -> Parts:
         if not parts.device.bf16:
@@ -46,6 +46,6 @@ class BF16Weights(Strategy):
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
     """A function of the module, because plays go from process to process."""
-    from tightfit.optimizers.stochastic_rounding import ByChance
+    from tightfit.optimizers.stochastic_rounding import StochasticRounding
 
-    return ByChance(groups, learning_rate, inner)
+    return StochasticRounding(groups, learning_rate, inner)

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from tightfit.data.batches import RowLimits
 from tightfit.errors import RecipeError
 from tightfit.models import layer_stacks
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 
@@ -29,15 +29,15 @@ from tightfit.strategies.parts import Parts
 class SliceLayers(Strategy):
     """Checkpointing by layer and by slice at once."""
 
-    name: ClassVar[str] = "slice-layers"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
+    name: ClassVar[str] = "chunked-layers"
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = (
         "checkpoints every layer and runs it a few rows at a time, in one pass over the whole batch"
     )
-    chooses: ClassVar[str | None] = "recomputation"
+    exclusive: ClassVar[str | None] = "recomputation"
     scales: ClassVar[bool] = False
-    passes_only: ClassVar[bool] = True
+    gradients_only: ClassVar[bool] = True
 
     size: int = Field(ge=1)
     """Rows that go through a layer at once; more where they are shorter than the longest."""

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.models import embedding_modules, layer_stacks
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 from tightfit.units import format_count
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
 
-    from tightfit.ops.feature_cache import FrozenTrunk
+    from tightfit.ops.feature_cache import FeatureCache
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Freeze(Strategy):
     """Freeze the encoder, its first layers, the embeddings or parameters by name."""
 
     name: ClassVar[str] = "freeze"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENTS, Kind.OPTIMIZER_STATE, Kind.ACTIVATIONS)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.DIFFERENT
     summary: ClassVar[str] = "leaves the encoder, its first layers, the embeddings or named parameters untrained"
 
@@ -60,7 +60,7 @@ class Freeze(Strategy):
 
     def apply(self, parts: Parts) -> Parts:
         if parts.adapter and not (self.layers or self.embeddings or self.pattern):
-            raise RecipeError(f"'{self.word}' and 'lora' clash: what lora trains lies in the frozen part. Keep one.")
+            raise RecipeError(f"'{self.spec}' and 'lora' clash: what lora trains lies in the frozen part. Keep one.")
         frozen = freeze(
             parts.model,
             encoder=self.encoder,
@@ -68,16 +68,20 @@ class Freeze(Strategy):
             embeddings=self.embeddings,
             pattern=self.pattern,
         )
-        trunk = self._trunk(parts.model)
-        kept = "; it runs once over each text, without dropout, and the head learns from what it said" if trunk else ""
-        return replace(parts, trunk=trunk, notes=(*parts.notes, f"freeze: {frozen}{kept}"))
+        feature_cache = self._trunk(parts.model)
+        kept = (
+            "; it runs once over each text, without dropout, and the head learns from what it said"
+            if feature_cache
+            else ""
+        )
+        return replace(parts, feature_cache=feature_cache, notes=(*parts.notes, f"freeze: {frozen}{kept}"))
 
-    def _trunk(self, model: PreTrainedModel) -> FrozenTrunk | None:
+    def _trunk(self, model: PreTrainedModel) -> FeatureCache | None:
         """None where a part of it learns, or where the head reads it in a way that cannot be kept."""
-        from tightfit.ops.feature_cache import find_trunk
+        from tightfit.ops.feature_cache import find_cacheable_encoder
 
         learns = any(parameter.requires_grad for parameter in model.base_model.parameters())
-        return find_trunk(model) if self.cache and model.base_model is not model and not learns else None
+        return find_cacheable_encoder(model) if self.cache and model.base_model is not model and not learns else None
 
 
 def freeze(

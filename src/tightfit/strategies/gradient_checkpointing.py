@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.models import layer_stacks
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 class Checkpoint(Strategy):
     """Gradient checkpointing that leaves frozen layers frozen."""
 
-    name: ClassVar[str] = "checkpoint"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
+    name: ClassVar[str] = "gradient-checkpointing"
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "recomputes each layer's insides in the backward pass (gradient checkpointing)"
-    chooses: ClassVar[str | None] = "recomputation"
-    passes_only: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "recomputation"
+    gradients_only: ClassVar[bool] = True
 
     every: int = Field(default=1, ge=1)
     """Checkpoint every n-th layer."""

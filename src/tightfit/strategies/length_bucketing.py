@@ -16,7 +16,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 
@@ -24,11 +24,11 @@ from tightfit.strategies.parts import Parts
 class Bucket(Strategy):
     """Length bucketing, as `group_by_length` in transformers, in an order that is known beforehand."""
 
-    name: ClassVar[str] = "bucket"
-    frees: ClassVar[tuple[Kind, ...]] = ()
+    name: ClassVar[str] = "length-bucketing"
+    frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "lets texts of like length meet in a batch: less padding, less time"
-    shapes_only: ClassVar[bool] = True
+    batch_only: ClassVar[bool] = True
 
     pool: int = Field(default=50, ge=2)
     """How many batches are sorted by length together."""

@@ -3,7 +3,7 @@
 Of a weight matrix of 1024 x 1024 LoRA learns a correction that is the product of two thin ones, 1024 x 8 and 8 x 1024:
 a hundredth of the numbers, and so of the gradients and the optimizer's memory. The weights themselves are
 frozen; the new head is trained as a whole. Activations are still needed all the way down, so `checkpoint` or
-`slice-layers` goes well with it. When the training ends the product is added to the weights and the model is an
+`chunked-layers` goes well with it. When the training ends the product is added to the weights and the model is an
 ordinary one; with `merge=false` the weights stay as they were and the correction lies beside them, as peft writes it.
 """
 
@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 from tightfit.units import format_count
 
@@ -32,7 +32,7 @@ class Lora(Strategy):
     """Low-rank adaptation."""
 
     name: ClassVar[str] = "lora"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENTS, Kind.OPTIMIZER_STATE)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE)
     result: ClassVar[Result] = Result.DIFFERENT
     needs: ClassVar[str | None] = "peft"
     summary: ClassVar[str] = "trains small matrices beside the frozen weights (LoRA), added to them at the end"
@@ -52,7 +52,7 @@ class Lora(Strategy):
         self.load()
         from peft import LoraConfig
 
-        from tightfit.ops.lora import Adapter, find_targets, has_turned_weights
+        from tightfit.ops.lora import LoraAdapter, find_targets, uses_conv1d
 
         model = parts.model
         targets = self._named_targets(model) if self.targets else find_targets(model)
@@ -63,11 +63,11 @@ class Lora(Strategy):
             lora_alpha=self.alpha,
             lora_dropout=self.dropout,
             target_modules=targets,
-            fan_in_fan_out=has_turned_weights(model, targets),
+            fan_in_fan_out=uses_conv1d(model, targets),
             task_type="SEQ_CLS",
             base_model_name_or_path=checkpoint_name(model.config),
         )
-        parts = replace(parts, adapter=Adapter(model, config, merge=self.merge))
+        parts = replace(parts, adapter=LoraAdapter(model, config, merge=self.merge))
         return replace(parts, notes=(*parts.notes, *self._notes(parts, targets)))
 
     def _named_targets(self, model: PreTrainedModel) -> list[str]:
@@ -76,7 +76,7 @@ class Lora(Strategy):
         for name in names:
             if name not in there:
                 some = ", ".join(sorted(name for name in there if name and not name.isdigit())[:12])
-                raise RecipeError(f"'{self.word}': there is no module '{name}'; this model has {some}, …")
+                raise RecipeError(f"'{self.spec}': there is no module '{name}'; this model has {some}, …")
         return names
 
     def _notes(self, parts: Parts, targets: list[str]) -> list[str]:

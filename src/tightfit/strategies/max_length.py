@@ -14,7 +14,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 
@@ -23,10 +23,10 @@ class MaxLength(Strategy):
     """Shorter text than the job's own limit."""
 
     name: ClassVar[str] = "max-length"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS, Kind.INPUTS)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS, MemoryKind.INPUTS)
     result: ClassVar[Result] = Result.DIFFERENT
     summary: ClassVar[str] = "cuts the texts shorter than the job says"
-    shapes_only: ClassVar[bool] = True
+    batch_only: ClassVar[bool] = True
 
     tokens: int = Field(ge=2)
     """Tokens a text is cut at."""
@@ -34,7 +34,7 @@ class MaxLength(Strategy):
     def apply(self, parts: Parts) -> Parts:
         if self.tokens > parts.max_length:
             raise RecipeError(
-                f"'{self.word}' is longer than the job's own {parts.max_length} tokens: "
+                f"'{self.spec}' is longer than the job's own {parts.max_length} tokens: "
                 f"choose fewer, or raise --max-length."
             )
         return replace(parts, max_length=self.tokens)

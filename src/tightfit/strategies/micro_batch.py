@@ -1,67 +1,68 @@
-"""Run the batch through the model a few rows at a time.
+"""Run the batch through the model in micro-batches of a few rows, or of a number of tokens.
 
-The activations of a step grow with the rows that are in the model at once. Gradients add up, so the batch can
-go through in slices: each slice's loss is weighed by its share of the batch's labels, and the sum of the
-gradients is that of the whole batch to rounding. Rows are sorted by length first and each slice loses its
-padding, so slicing often saves time too. The number of rows per optimizer step stays what the user asked for.
+The activations of a step grow with the rows that are in the model at once. Gradients add up, so the batch can go
+through in micro-batches: each one's loss is weighted by its share of the batch's labels, and the sum of the gradients
+is that of the whole batch to rounding. Rows are sorted by length first and each micro-batch is padded to its own
+longest row only, which often saves time too. The number of rows per optimizer step stays what the user asked for.
+
+With `tokens` a micro-batch holds as many rows as fit into that number of tokens, padding included: few long texts or
+many short ones. Micro-batches of a fixed number of rows reach the peak only where texts are longest; those of short
+texts are small, there are many of them, and each reads all weights and adds to all gradients. By tokens the peak is
+the same, there are fewer micro-batches, and a step takes less time.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.errors import RecipeError
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 
 @dataclass(frozen=True)
-class Slice(Strategy):
-    """The micro-batch, without the mistakes of gradient accumulation."""
+class MicroBatch(Strategy):
+    """Gradient accumulation with the gradients of the whole batch."""
 
-    name: ClassVar[str] = "slice"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
+    name: ClassVar[str] = "micro-batch"
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "runs the batch through the model a few rows at a time (micro-batches)"
-    chooses: ClassVar[str | None] = "slices"
-    shapes_only: ClassVar[bool] = True
-    passes_only: ClassVar[bool] = True
+    summary: ClassVar[str] = "runs the batch through the model a few rows (size) or tokens (tokens) at a time"
+    exclusive: ClassVar[str | None] = "micro-batch"
+    batch_only: ClassVar[bool] = True
+    gradients_only: ClassVar[bool] = True
 
-    size: int = Field(ge=1)
+    size: int | None = Field(default=None, ge=1)
     """Rows that go through the model at once."""
-
-    def apply(self, parts: Parts) -> Parts:
-        return replace(parts, slice_rows=min(self.size, parts.batch_size))
-
-
-# Run the batch through the model so many tokens at a time.
-#
-# What a slice takes grows with its tokens, so slices of a fixed number of rows are as large as meant only where texts
-# are longest: those of short texts are small, there are many of them, and each reads all weights and adds up all gradients.
-# Here a slice holds as many rows as have room for their tokens, padding included: few long texts or many short ones.
-# Same gradients as `slice`, to rounding, and the same peak; fewer slices, so less time.
-
-
-@dataclass(frozen=True)
-class SliceTokens(Strategy):
-    """Micro-batches by tokens rather than by rows."""
-
-    name: ClassVar[str] = "slice-tokens"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
-    result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = (
-        "runs the batch through the model so many tokens at a time: few long texts or many short ones"
-    )
-    chooses: ClassVar[str | None] = Slice.chooses
-    usual: ClassVar[int] = 1024
-    shapes_only: ClassVar[bool] = True
-    passes_only: ClassVar[bool] = True
-
-    tokens: int = Field(ge=1)
+    tokens: int | None = Field(default=None, ge=1)
     """Tokens that go through the model at once, padding included; a longer text is alone."""
 
+    @classmethod
+    def check_settings(cls, values: dict[str, Any]) -> None:
+        if len(values) != 1:
+            raise RecipeError(
+                f"'{cls.name}' needs its size in rows or in tokens, one of them: "
+                f"write it like '{cls.example()}' or '{cls.name}:tokens=1024'."
+            )
+
+    @classmethod
+    def example(cls) -> str:
+        return f"{cls.name}:size=8"
+
+    @classmethod
+    def variants(cls) -> tuple[str, ...]:
+        return f"{cls.name}:size", f"{cls.name}:tokens"
+
+    @property
+    def variant(self) -> str:
+        return f"{self.name}:{'size' if self.tokens is None else 'tokens'}"
+
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, slice_tokens=self.tokens)
+        if self.tokens is not None:
+            return replace(parts, micro_batch_tokens=self.tokens)
+        assert self.size is not None  # one of the two is always given
+        return replace(parts, micro_batch_size=min(self.size, parts.batch_size))

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts, Precision
 
 
@@ -24,11 +24,11 @@ class MixedPrecision(Strategy):
     """Automatic mixed precision: bf16 where the device has it, else fp16 with gradient scaling."""
 
     name: ClassVar[str] = "mixed-precision"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS,)
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "computes in 16 bits (bf16, or fp16 with scaled gradients), weights stay in 32"
-    chooses: ClassVar[str | None] = "number format"
-    passes_only: ClassVar[bool] = True
+    exclusive: ClassVar[str | None] = "number format"
+    gradients_only: ClassVar[bool] = True
 
     dtype: Literal["auto", "bf16", "fp16"] = "auto"
     """auto takes bf16 where the device has it."""
@@ -46,7 +46,7 @@ class MixedPrecision(Strategy):
             return Precision.FP16
         wanted = "bf16 nor fp16" if self.dtype == "auto" else self.dtype
         has = "neither" if self.dtype == "auto" else "no"
-        raise RecipeError(f"'{self.word}' cannot be used: {device.title} has {has} {wanted}. {self._way_out(device)}")
+        raise RecipeError(f"'{self.spec}' cannot be used: {device.title} has {has} {wanted}. {self._way_out(device)}")
 
     def _way_out(self, device: Device) -> str:
         if self.dtype == "fp16" and device.bf16:

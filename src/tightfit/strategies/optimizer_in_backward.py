@@ -4,7 +4,7 @@ A backward pass leaves a full set of gradients behind, as large as the weights, 
 one after the other. Stepped at once they never exist together. The optimizer is the recipe's own: while a parameter
 is stepped it is the only one with a gradient, so the optimizer sees just that one.
 
-Two things need all gradients together: several backward passes for one step are given up (use slice-layers in place of
+Two things need all gradients together: several backward passes for one step are given up (use chunked-layers in place of
 slice), and clipping goes by the norm of all gradients as far as it is known. Of those that the pass has brought that
 is what they are; of those still to come, what they were in the step before. So the first to come are clipped by an
 estimate, and the last exactly. With --max-grad-norm 0 nothing is clipped and the result is equal to rounding.
@@ -18,7 +18,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts, Precision
 
 
@@ -26,20 +26,20 @@ from tightfit.strategies.parts import Parts, Precision
 class StepInBackward(Strategy):
     """No full set of gradients at any time."""
 
-    name: ClassVar[str] = "step-in-backward"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.GRADIENTS,)
+    name: ClassVar[str] = "optimizer-in-backward"
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = (
         "updates each parameter inside the backward pass; gradients are clipped by the norm as far as it is known"
     )
-    steps_in_pass: ClassVar[bool] = True
+    steps_in_backward: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
-        rows = parts.step_rows
+        rows = parts.micro_batch_rows
         if rows < parts.batch_size:
             raise RecipeError(
                 f"'{self.name}' and slices clash: a step would need {-(-parts.batch_size // rows)} backward passes. "
-                f"Use slice-layers:size={rows} in their place."
+                f"Use chunked-layers:size={rows} in their place."
             )
         if parts.precision is Precision.FP16:
             raise RecipeError(

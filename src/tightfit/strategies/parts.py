@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tightfit.ops.feature_cache import FrozenTrunk
-    from tightfit.ops.lora import Adapter
+    from tightfit.ops.feature_cache import FeatureCache
+    from tightfit.ops.lora import LoraAdapter
 
     OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 
@@ -42,9 +42,9 @@ class Parts:
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
-    slice_rows: int
+    micro_batch_size: int
     """Rows that go through the model at once."""
-    slice_tokens: int | None = None
+    micro_batch_tokens: int | None = None
     """Tokens that do, where a recipe counts them in place of rows."""
     layer_rows: int | None = None
     """Rows that go through one layer at once, where that is fewer than go through the model."""
@@ -55,9 +55,9 @@ class Parts:
     precision: Precision = Precision.FP32
     pool: int = 0
     """Batches whose rows are sorted by length together, so that rows of like length meet; 0: rows meet by chance."""
-    adapter: Adapter | None = None
+    adapter: LoraAdapter | None = None
     """What learns beside the weights; it is taken out before the model is saved."""
-    trunk: FrozenTrunk | None = None
+    feature_cache: FeatureCache | None = None
     """A trunk that runs once over each text; what trains then reads what was kept of it."""
     notes: tuple[str, ...] = ()
     """What the strategies have to say to the user."""
@@ -80,38 +80,38 @@ class Parts:
     @property
     def checkpoint_weights(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds, by name."""
-        return self.trained_weights if self.base_stays else self.model.state_dict()
+        return self.trained_weights if self.saves_only_trained else self.model.state_dict()
 
     @property
-    def base_stays(self) -> bool:
+    def saves_only_trained(self) -> bool:
         """Whether the base model is left as it was, so that a checkpoint need not repeat it."""
-        return self.adapter is not None or self.trunk is not None
+        return self.adapter is not None or self.feature_cache is not None
 
     @property
-    def step_rows(self) -> int:
+    def micro_batch_rows(self) -> int:
         """Rows trained at once: of what was kept of a trunk, which is little, all of them."""
-        return self.batch_size if self.trunk else self._rows_at_once
+        return self.batch_size if self.feature_cache else self._rows_at_once
 
     @property
     def slices(self) -> RowLimits:
         """How a batch is cut into slices."""
-        if self.slice_tokens is None or self.trunk:
-            return RowLimits(self.step_rows)
-        return RowLimits(self.batch_size, self.slice_tokens)
+        if self.micro_batch_tokens is None or self.feature_cache:
+            return RowLimits(self.micro_batch_rows)
+        return RowLimits(self.batch_size, self.micro_batch_tokens)
 
     @property
     def _rows_at_once(self) -> int:
         """Where texts are as long as they may be."""
-        if self.slice_tokens is None:
-            return self.slice_rows
-        return min(self.batch_size, RowLimits(self.batch_size, self.slice_tokens).at(self.max_length))
+        if self.micro_batch_tokens is None:
+            return self.micro_batch_size
+        return min(self.batch_size, RowLimits(self.batch_size, self.micro_batch_tokens).at(self.max_length))
 
     @property
-    def trunk_rows(self) -> int:
+    def eval_rows(self) -> int:
         """Rows that go at once through a model that does not learn: no fewer than 8, since nothing waits."""
         return min(self.batch_size, max(self.layer_rows or self._rows_at_once, 8))
 
     @property
     def evaluation_rows(self) -> int:
         """Rows evaluated at once."""
-        return self.batch_size if self.trunk else self.trunk_rows
+        return self.batch_size if self.feature_cache else self.eval_rows

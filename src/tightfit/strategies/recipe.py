@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, suggest
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import REQUIRED, Result, Strategy
+from tightfit.strategies.base import Result, Strategy
 
 
 @dataclass(frozen=True)
@@ -19,44 +19,44 @@ class Recipe:
     strategies: tuple[Strategy, ...] = ()
 
     @classmethod
-    def parse(cls, words: Iterable[str]) -> Recipe:
-        """Read `["slice:size=8", "checkpoint"]`."""
+    def parse(cls, specs: Iterable[str]) -> Recipe:
+        """Read `["micro-batch:size=8", "checkpoint"]`."""
         order = list(STRATEGIES.values())
-        strategies = sorted((parse_strategy(word) for word in words), key=lambda s: order.index(type(s)))
+        strategies = sorted((parse_strategy(spec) for spec in specs), key=lambda s: order.index(type(s)))
         _refuse_clashes(strategies)
         return cls(tuple(strategies))
 
     @property
-    def words(self) -> list[str]:
+    def specs(self) -> list[str]:
         """The recipe as the user would write it."""
-        return [strategy.word for strategy in self.strategies]
+        return [strategy.spec for strategy in self.strategies]
 
     def load(self) -> None:
         """Import the packages that its strategies need and that are there: they are part of the process it runs in."""
         for strategy in self.strategies:
-            if strategy.is_there():
+            if strategy.is_available():
                 strategy.load()
 
-    def without_shapes(self) -> Recipe:
+    def without_batching(self) -> Recipe:
         """The recipe without what changes only how many rows and tokens go through at once."""
-        return Recipe(tuple(s for s in self.strategies if not s.shapes_only))
+        return Recipe(tuple(s for s in self.strategies if not s.batch_only))
 
-    def leaving_out(self, strategy: Strategy) -> Recipe:
+    def without(self, strategy: Strategy) -> Recipe:
         """The recipe without one of its strategies."""
         return Recipe(tuple(s for s in self.strategies if s != strategy))
 
-    def passing(self) -> Recipe:
+    def gradient_part(self) -> Recipe:
         """Only what has to do with how gradients are computed."""
-        return Recipe(tuple(s for s in self.strategies if not s.steps_only and not s.steps_in_pass))
+        return Recipe(tuple(s for s in self.strategies if not s.step_only and not s.steps_in_backward))
 
     @property
     def optimizer(self) -> str:
         """The name of the one that it chooses."""
-        return next((s.name for s in self.strategies if s.chooses == "optimizer"), "adamw")
+        return next((s.name for s in self.strategies if s.exclusive == "optimizer"), "adamw")
 
-    def stepping(self) -> Recipe:
+    def optimizer_part(self) -> Recipe:
         """Only what has to do with the parameters and their steps, not with how gradients are computed."""
-        return Recipe(tuple(s for s in self.strategies if not s.passes_only))
+        return Recipe(tuple(s for s in self.strategies if not s.gradients_only))
 
     @property
     def result(self) -> Result:
@@ -65,16 +65,14 @@ class Recipe:
         return max((s.result for s in self.strategies), key=order.index, default=Result.SAME)
 
 
-def parse_strategy(word: str) -> Strategy:
+def parse_strategy(spec: str) -> Strategy:
     """Read one `name:key=value,key=value`."""
-    name, _, settings = word.strip().partition(":")
+    name, _, settings = spec.strip().partition(":")
     if name not in STRATEGIES:
         raise RecipeError(f"There is no strategy '{name}': {suggest(name, STRATEGIES)}")
     kind = STRATEGIES[name]
     values = dict(_setting(kind, item) for item in settings.split(",") if item)
-    for key, default in kind.settings().items():
-        if default is REQUIRED and key not in values:
-            raise RecipeError(f"'{name}' needs its {key}: write it like '{kind.example()}'.")
+    kind.check_settings(values)
     try:
         return kind(**values)
     except ValidationError as error:
@@ -100,8 +98,8 @@ def _refuse_clashes(strategies: list[Strategy]) -> None:
     for i, first in enumerate(strategies):
         for second in strategies[i + 1 :]:
             if first.name == second.name:
-                raise RecipeError(f"'{first.word}' and '{second.word}' are one strategy twice: keep one.")
-            if first.chooses and first.chooses == second.chooses:
+                raise RecipeError(f"'{first.spec}' and '{second.spec}' are one strategy twice: keep one.")
+            if first.exclusive and first.exclusive == second.exclusive:
                 raise RecipeError(
-                    f"'{first.word}' and '{second.word}' clash: both choose the {first.chooses}. Keep one."
+                    f"'{first.spec}' and '{second.spec}' clash: both choose the {first.exclusive}. Keep one."
                 )

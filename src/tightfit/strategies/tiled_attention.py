@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import can_change_attention
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import Kind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Attention(Strategy):
     """Fused on cards, tiled on CPUs."""
 
-    name: ClassVar[str] = "attention"
-    frees: ClassVar[tuple[Kind, ...]] = (Kind.ACTIVATIONS, Kind.TEMPORARY)
+    name: ClassVar[str] = "tiled-attention"
+    frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS, MemoryKind.TEMPORARY)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = (
         "computes attention in tiles that fit the cache (CPU) or fused (cards), and draws dropout faster on a CPU"
     )
-    passes_only: ClassVar[bool] = True
+    gradients_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
         if not can_change_attention(parts.model):

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from tightfit.device import Device
-from tightfit.timing.estimate import Clock, Rates
+from tightfit.timing.estimate import Rates, StepTime
 
 
-def clock_for(device: Device) -> Clock:
+def step_time_on(device: Device) -> StepTime:
     """With rates measured on this machine's processor, or published ones of a card."""
     if device.kind == "cpu":
-        from tightfit.timing.calibrate import rates_of_this_machine
+        from tightfit.timing.calibrate import cpu_rates
 
-        return Clock(rates_of_this_machine())
-    from tightfit.timing.estimate import rates_of_card
+        return StepTime(cpu_rates())
+    from tightfit.timing.estimate import gpu_rates
 
-    return Clock(rates_of_card(device))
+    return StepTime(gpu_rates(device))
 
 
-__all__ = ["Clock", "Rates", "clock_for"]
+__all__ = ["Rates", "StepTime", "step_time_on"]

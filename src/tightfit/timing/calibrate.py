@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from tightfit.simulation.op_counts import NARROW, Table
-from tightfit.timing.cpu_load import Watch, is_quiet, one_core, times
+from tightfit.simulation.op_counts import MATMUL_16BIT, Table
+from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, times
 from tightfit.timing.estimate import Rates
-from tightfit.timing.microbench import Noting, fastest, measure_pieces, narrow_products, optimizers, with_operands
+from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, fastest, fit_matmul, optimizers
 
 _HEAD = 64
 SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: texts, tokens, width
 
 
-def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
+def fit_correction(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
     """Operations one by one, over and over, meet warmer caches than within a layer, and cores that are awake.
 
     So a few layers are timed as a whole, forward and backward, and two numbers found that foretell them all: how many
     times slower all work is there, and what a call takes.
     """
-    shares = np.array([(foretold(replace(rates, call=0.0), table), table.calls.sum()) for table, _ in layers])
+    shares = np.array([(predicted(replace(rates, call=0.0), table), table.calls.sum()) for table, _ in layers])
     shares /= np.array([[seconds] for _, seconds in layers])
     slower, call = np.linalg.lstsq(shares, np.ones(len(layers)))[0]
     if slower <= 0 or call < rates.call:  # the machine's mood has changed between them
@@ -40,7 +40,7 @@ def set_right(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
     return rates.slower(float(slower), float(call))
 
 
-def foretold(rates: Rates, table: Table) -> float:
+def predicted(rates: Rates, table: Table) -> float:
     return float(sum(rates.seconds(sort, *work).sum() for sort, *work in table.at([(1, 1)])))
 
 
@@ -60,7 +60,7 @@ class Layer:
             layer(batch).sum().backward()
             layer.zero_grad()
 
-        with Noting() as noting:  # which makes it warm, too
+        with OpRecorder() as noting:  # which makes it warm, too
             step()
         return cls(noting.table, step)
 
@@ -84,13 +84,13 @@ _ENOUGH = 2  # rounds that nobody disturbed
 
 
 @cache
-def rates_of_this_machine() -> Rates:
+def cpu_rates() -> Rates:
     """From the file that an earlier call left, if it was the same machine, torch and tightfit."""
     kept = _kept()
     if kept is not None:
         return kept
-    watch = Watch()
-    rates = measure() if is_quiet() else None
+    watch = CpuShare()
+    rates = measure() if is_idle() else None
     if rates is None:
         return replace(measure_on_one_core(), note=_BUSY)
     if (lent := watch.others) > _NOT_MUCH:
@@ -112,9 +112,9 @@ def measure() -> Rates | None:
 
     In rounds: the machine's mood changes within seconds, and would else make one sort slow and the next one fast.
     """
-    from tightfit.system import give_back_freed_memory
+    from tightfit.system import tune_malloc
 
-    give_back_freed_memory()
+    tune_malloc()
     with torch.random.fork_rng([]):
         layers = [Layer.of(*shape) for shape in SHAPES]
         undisturbed = (found for found in (_round(layers) for _ in range(_ROUNDS)) if found is not None)
@@ -123,15 +123,15 @@ def measure() -> Rates | None:
 
 
 def _round(layers: Sequence[Layer]) -> tuple[Rates, list[float]] | None:
-    found = measure_pieces(), [layer.seconds() for layer in layers]
-    return found if is_quiet() else None
+    found = bench_ops(), [layer.seconds() for layer in layers]
+    return found if is_idle() else None
 
 
 def _rates(layers: Sequence[Layer], rounds: Sequence[tuple[Rates, list[float]]]) -> Rates:
-    pieces = with_operands(fastest([pieces for pieces, _ in rounds]))
-    whole = replace(pieces, curves={**pieces.curves, NARROW: narrow_products(pieces.call)})
+    pieces = fit_matmul(fastest([pieces for pieces, _ in rounds]))
+    whole = replace(pieces, curves={**pieces.curves, MATMUL_16BIT: bench_16bit(pieces.call)})
     usual = [statistics.median(taken) for taken in zip(*(taken for _, taken in rounds), strict=True)]
-    return set_right(whole, [(layer.table, seconds) for layer, seconds in zip(layers, usual, strict=True)])
+    return fit_correction(whole, [(layer.table, seconds) for layer, seconds in zip(layers, usual, strict=True)])
 
 
 def _machine() -> dict[str, Any]:

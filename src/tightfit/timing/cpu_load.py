@@ -20,11 +20,11 @@ _COUNTERS, _TICKS = Path("/proc/stat"), 100  # of every second, whatever the ker
 _IDLE, _WAITING, _STOLEN, _COUNTED = 3, 4, 7, 8  # in its first line; what follows is counted twice
 
 
-def is_quiet() -> bool:
+def is_idle() -> bool:
     """Whether all cores are free. With another process on one of them threads wait for each other at every call."""
     if torch.get_num_threads() == 1:
         return True
-    watch = Watch()
+    watch = CpuShare()
     faster = [_all_beat_one() for _ in range(_LOOKS)]
     return any(faster) and watch.others < _TOO_MANY  # of many processes two threads get a larger share than one
 
@@ -36,7 +36,7 @@ def _all_beat_one() -> bool:
         return together < _FASTER * _usual(lambda: torch.nn.functional.gelu(x))
 
 
-class Watch:
+class CpuShare:
     """Whom the cores have worked for since it began; for nobody else where the system does not say."""
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class Watch:
 
 def _counters() -> list[int]:
     try:
-        words = _COUNTERS.read_text("utf-8").splitlines()[0].split()
-        return [int(word) for word in words[1 : 1 + _COUNTED]]
+        specs = _COUNTERS.read_text("utf-8").splitlines()[0].split()
+        return [int(spec) for spec in specs[1 : 1 + _COUNTED]]
     except (OSError, IndexError, ValueError):
         return [0] * _COUNTED
 

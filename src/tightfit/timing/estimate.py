@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tightfit.device import CARDS, Device
+from tightfit.device import GPUS, Device
 from tightfit.gpus import APPLE, GPU, NVIDIA, find_family
 from tightfit.ops.offload import HOST_WORK, TRANSFER
 from tightfit.simulation.op_counts import (
-    ADDING_UP,
-    HEADS,
-    NARROW,
-    OPERANDS,
+    BMM,
+    ELEMENTWISE,
+    GRAD_ACCUMULATION,
+    MATMUL,
+    MATMUL_16BIT,
+    MATMUL_BYTES,
+    MEMORY_BOUND,
     OPTIMIZER,
-    PASS,
-    PRODUCT,
-    THROUGH_MEMORY,
     Table,
 )
-from tightfit.simulation.scaling import Extent, Numbers
-from tightfit.simulation.simulation import Played
+from tightfit.simulation.scaling import BatchShape, Numbers
+from tightfit.simulation.simulation import TracedRecipe
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 
@@ -52,7 +52,7 @@ class Rates:
 
     def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
         """Of operations of one sort, each."""
-        sizes, prices = zip(*self.curves.get(sort, self.curves[PASS]), strict=True)
+        sizes, prices = zip(*self.curves.get(sort, self.curves[ELEMENTWISE]), strict=True)
         size = amounts / np.maximum(calls, 1e-9)
         work = amounts * np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), prices)
         waiting = calls * self.call
@@ -63,65 +63,65 @@ class Rates:
 # The clock: seconds of a step, slice by slice, with the padding and the second runs that a recipe really has.
 
 
-_AS_PLAYED: Mapping[Extent, int] = {(1, 1): 1}
+_AS_PLAYED: Mapping[BatchShape, int] = {(1, 1): 1}
 _FIRST_SECTIONS = 0
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepTime:
     """Reads a played recipe's work."""
 
     rates: Rates
 
-    def pass_seconds(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+    def forward_backward_seconds(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
         """Forward and backward of a batch, the mean over all."""
         dealt = lengths.dealt_to(parts)
         batches = dealt.some()
-        work = self._slices if played.for_all else self._pieces
-        seconds = work(played, parts, batches, dealt) / len(batches.batches)
-        return seconds + self._trunk(played, parts, lengths) / lengths.per_epoch
+        work = self._slices if traced.for_all else self._pieces
+        seconds = work(traced, parts, batches, dealt) / len(batches.batches)
+        return seconds + self._trunk(traced, parts, lengths) / lengths.per_epoch
 
-    def _trunk(self, played: Played, parts: Parts, lengths: Lengths) -> float:
+    def _trunk(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
         """A frozen trunk runs once; it is counted in the first epoch, the longest."""
-        if not parts.trunk or not played.for_all:
+        if not parts.feature_cache or not traced.for_all:
             return 0.0
         batches = Counter(lengths.trunk_batches(parts))
-        return sum(weight * self._read(table, batches) for weight, table in played.tables(_FIRST_SECTIONS))
+        return sum(weight * self._read(table, batches) for weight, table in traced.tables(_FIRST_SECTIONS))
 
-    def _slices(self, played: Played, parts: Parts, lengths: Lengths, _: Lengths) -> float:
+    def _slices(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, _: Lengths) -> float:
         slices = lengths.slices(parts)
-        sections = 1 if parts.trunk else _FIRST_SECTIONS
-        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in played.tables(sections))
-        return computed + (len(slices) - len(lengths.batches)) * self._adding_up(played)
+        sections = 1 if parts.feature_cache else _FIRST_SECTIONS
+        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in traced.tables(sections))
+        return computed + (len(slices) - len(lengths.batches)) * self._adding_up(traced)
 
-    def _adding_up(self, played: Played) -> float:
+    def _adding_up(self, traced: TracedRecipe) -> float:
         """Gradients of a slice are added to those of the slices before it."""
         return sum(
-            weight * self._read(work.in_section(ADDING_UP), _AS_PLAYED) for weight, work in played.performance.work
+            weight * self._read(work.in_section(GRAD_ACCUMULATION), _AS_PLAYED) for weight, work in traced.training.work
         )
 
-    def _pieces(self, played: Played, parts: Parts, lengths: Lengths, dealt: Lengths) -> float:
+    def _pieces(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, dealt: Lengths) -> float:
         """What was played is one slice, or the fullest batch in pieces; the others take as long as they have tokens."""
-        section = 1 if parts.trunk else _FIRST_SECTIONS
-        tables = [(weight, work.in_section(section)) for weight, work in played.performance.work]
+        section = 1 if parts.feature_cache else _FIRST_SECTIONS
+        tables = [(weight, work.in_section(section)) for weight, work in traced.training.work]
         seconds = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
         if parts.layer_rows is not None:
             return seconds * lengths.tokens(parts) / dealt.fullest().tokens(parts)
-        rows, length = played.performance.extents.slices[0]
+        rows, length = traced.training.shapes.slices[0]
         return seconds * sum(r * n for r, n in lengths.slices(parts)) / (rows * length)
 
-    def update_seconds(self, played: Played, optimizer: str) -> float:
+    def optimizer_seconds(self, traced: TracedRecipe, optimizer: str) -> float:
         """One step of the optimizer."""
-        done = played.performance
+        done = traced.training
         if optimizer in self.rates.optimizers:
             return done.trainable_parameters * self.rates.optimizers[optimizer]
-        steps = len(done.extents.slices) if done.parts.step_in_backward else 2
+        steps = len(done.shapes.slices) if done.parts.step_in_backward else 2
         return sum(w * self._read(work.in_section(OPTIMIZER), _AS_PLAYED) for w, work in done.steps) / steps
 
-    def _read(self, table: Table, extents: Mapping[Extent, int]) -> float:
+    def _read(self, table: Table, shapes: Mapping[BatchShape, int]) -> float:
         """For slices of these rows and tokens, so many of each."""
-        counts = np.array(list(extents.values()))
-        seconds = [self.rates.seconds(sort, *work) for sort, *work in table.at(list(extents))]
+        counts = np.array(list(shapes.values()))
+        seconds = [self.rates.seconds(sort, *work) for sort, *work in table.at(list(shapes))]
         return float(sum((of_sort.sum(axis=0) * counts).sum() for of_sort in seconds))
 
 
@@ -138,14 +138,14 @@ _UNKNOWN = "there are no published rates of {} here, so times are those of {}, w
 _LAUNCH = 8e-6  # seconds: Python, autograd and the driver, for one kernel
 
 
-def rates_of_card(device: Device) -> Rates:
+def gpu_rates(device: Device) -> Rates:
     """Of the card by its name; a card that is not listed is taken for one of about its memory's size."""
     listed = find_family(device.title)
     gpu = listed or _nearest(device)
     byte = 1 / (gpu.bandwidth * 1e9 * _REACHED_MEMORY)
-    curves: dict[str, Curve] = {sort: [(1.0, byte), (2.0, byte)] for sort in THROUGH_MEMORY}
-    curves[OPERANDS] = [(1.0, 0.0)]  # read while the card multiplies
-    for sort, speed in ((PRODUCT, gpu.fp32_tflops), (HEADS, gpu.fp32_tflops), (NARROW, gpu.fp16_tflops)):
+    curves: dict[str, Curve] = {sort: [(1.0, byte), (2.0, byte)] for sort in MEMORY_BOUND}
+    curves[MATMUL_BYTES] = [(1.0, 0.0)]  # read while the card multiplies
+    for sort, speed in ((MATMUL, gpu.fp32_tflops), (BMM, gpu.fp32_tflops), (MATMUL_16BIT, gpu.fp16_tflops)):
         each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)
         curves[sort] = [(1.0, each), (2.0, each)]
     # A copy counts its bytes three times: where they come from, where they go, and what it returns.
@@ -159,4 +159,4 @@ def _nearest(device: Device) -> GPU:
     """The slowest of the listed ones that come closest in memory."""
     memory = device.memory or 0
     of_kind = NVIDIA if device.kind == "cuda" else APPLE
-    return min(of_kind, key=lambda gpu: (abs((CARDS[gpu.title].memory or 0) - memory), *gpu[3:]))
+    return min(of_kind, key=lambda gpu: (abs((GPUS[gpu.title].memory or 0) - memory), *gpu[3:]))

@@ -12,21 +12,21 @@ import numpy as np
 import torch
 
 from tightfit.compat import TorchDispatchMode
-from tightfit.ops.dropout import BITS, Chance
+from tightfit.ops.dropout import BITS, RandomBits
 from tightfit.simulation.op_counts import (
-    CHANCE,
-    CHANGE,
-    CURVE,
-    FRESH,
-    HEADS,
-    LOOKUP,
+    ALLOC,
+    BMM,
+    ELEMENTWISE,
+    GATHER,
+    INPLACE,
+    MATMUL,
+    MATMUL_BYTES,
     NORM,
-    OPERANDS,
-    PASS,
-    PRODUCT,
+    RNG,
     SOFTMAX,
+    TRANSCENDENTAL,
+    OpCounts,
     Table,
-    Work,
 )
 from tightfit.timing.cpu_load import net, one_core, quickest, times
 from tightfit.timing.estimate import Curve, Rates
@@ -34,12 +34,12 @@ from tightfit.timing.estimate import Curve, Rates
 _ALL = 0
 
 
-class Noting(TorchDispatchMode):
+class OpRecorder(TorchDispatchMode):
     """Notes every operation, views left out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.work = Work()
+        self.work = OpCounts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -62,11 +62,11 @@ _WIDTH, _HEAD = 1024, 64
 _OPTIMIZERS = ("adamw", "adamw-16bit", "adamw-8bit", "adafactor")
 
 
-def measure_pieces() -> Rates:
+def bench_ops() -> Rates:
     call = _seconds_of_a_call()
     curves = {sort: _curve(sample, call) for sort, sample in _SAMPLES.items()}
-    curves[PRODUCT] = measure_products(call)
-    curves[HEADS] = [_heads(shape, call) for shape in _HEADS]
+    curves[MATMUL] = measure_products(call)
+    curves[BMM] = [_heads(shape, call) for shape in _HEADS]
     return Rates(curves, call, {name: _optimizer(name) for name in optimizers()})
 
 
@@ -128,19 +128,19 @@ def _lookup(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
 
 
 def _bits(x: torch.Tensor) -> tuple[Callable[[], Any], float]:
-    mask, chance = torch.empty(x.shape, dtype=torch.bool), Chance(1)
+    mask, chance = torch.empty(x.shape, dtype=torch.bool), RandomBits(1)
     return lambda: chance.keep(mask, 0.1), float(x.numel())
 
 
 _SAMPLES: dict[str, Callable[[torch.Tensor], tuple[Callable[[], Any], float]]] = {
-    FRESH: lambda x: (lambda: torch.zeros_like(x), 4.0 * x.numel()),
-    PASS: _pass,
-    CHANGE: _change,
-    CURVE: lambda x: (lambda: torch.nn.functional.gelu(x), 8.0 * x.numel()),
+    ALLOC: lambda x: (lambda: torch.zeros_like(x), 4.0 * x.numel()),
+    ELEMENTWISE: _pass,
+    INPLACE: _change,
+    TRANSCENDENTAL: lambda x: (lambda: torch.nn.functional.gelu(x), 8.0 * x.numel()),
     NORM: _norm,
     SOFTMAX: lambda x: (lambda: torch.softmax(x, -1), 8.0 * x.numel()),
-    CHANCE: lambda x: (lambda: x.bernoulli_(0.9), 4.0 * x.numel()),
-    LOOKUP: _lookup,
+    RNG: lambda x: (lambda: x.bernoulli_(0.9), 4.0 * x.numel()),
+    GATHER: _lookup,
     BITS: _bits,
 }
 
@@ -153,7 +153,7 @@ def _seconds_of_a_call() -> float:
     def step() -> None:
         layer(x).sum().backward()
 
-    with Noting() as noting:
+    with OpRecorder() as noting:
         step()
     return quickest(step) / len(noting.table.sorts)
 
@@ -162,7 +162,7 @@ def optimizers() -> list[str]:
     """Those whose packages are installed."""
     from tightfit.strategies import STRATEGIES
 
-    return [name for name in _OPTIMIZERS if STRATEGIES[name].is_there()]
+    return [name for name in _OPTIMIZERS if STRATEGIES[name].is_available()]
 
 
 def _optimizer(name: str) -> float:
@@ -189,20 +189,20 @@ def measure_products(call: float) -> Curve:
     return _products(_SHAPES, torch.float32, call)
 
 
-def narrow_products(call: float) -> Curve:
+def bench_16bit(call: float) -> Curve:
     """Of numbers of 16 bits: slow, and seldom asked for."""
     return _products(_SHAPES[:1], torch.bfloat16, call)
 
 
-def with_operands(rates: Rates) -> Rates:
+def fit_matmul(rates: Rates) -> Rates:
     """Products told by two prices that foretell all of them best: of an operation, and of a byte read or written."""
-    flops, prices = np.array(rates.curves[PRODUCT]).T
+    flops, prices = np.array(rates.curves[MATMUL]).T
     touched = [4.0 * (tokens * inner + inner * outer + tokens * outer) for tokens, inner, outer in _SHAPES]
     shares = np.array([flops, touched]).T / (flops * prices)[:, None]
     operation, byte = np.linalg.lstsq(shares, np.ones(len(flops)))[0]
     if operation <= 0 or byte < 0:  # the machine's mood has changed between them
         operation, byte = float(np.median(prices)), 0.0
-    told: dict[str, Curve] = {PRODUCT: [(1.0, float(operation))], OPERANDS: [(1.0, float(byte))]}
+    told: dict[str, Curve] = {MATMUL: [(1.0, float(operation))], MATMUL_BYTES: [(1.0, float(byte))]}
     return replace(rates, curves={**rates.curves, **told})
 
 

@@ -23,14 +23,14 @@ _STOPPING = "stopping: a checkpoint is written after this step"
 
 
 @dataclass(frozen=True)
-class SaveEvery:
+class SaveInterval:
     """So many steps or minutes."""
 
     number: float
     unit: str
 
     @classmethod
-    def parse(cls, text: str) -> SaveEvery:
+    def parse(cls, text: str) -> SaveInterval:
         """From `100 steps` or `30 minutes`."""
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
         unit = _UNITS.get(found[2]) if found else None
@@ -46,11 +46,11 @@ class SaveEvery:
         return time.monotonic() - last_saved >= 60 * self.number
 
 
-class Pauses(TrainerCallback):
+class SaveAndStop(TrainerCallback):
     """Asks for checkpoints, and ends the run behind one when a signal has come."""
 
-    def __init__(self, every: SaveEvery, say: Callable[[str], None]) -> None:
-        self.every, self.say = every, say
+    def __init__(self, every: SaveInterval, log: Callable[[str], None]) -> None:
+        self.every, self.log = every, log
         self.signal: int | None = None
         self._last_saved = time.monotonic()
         self._over = False
@@ -100,13 +100,13 @@ class Pauses(TrainerCallback):
         self.signal = number
         again = " Ctrl-C again leaves at once." if number == signal.SIGINT else ""
         what = "the training is over: its model is being written" if self._over else _STOPPING
-        self.say(f"{what}.{again}")
+        self.log(f"{what}.{again}")
 
 
 # Stopwatch: how long the steps and epochs of a training really took.
 
 
-class StepClock(TrainerCallback):
+class StepTimer(TrainerCallback):
     """The time of every step, without evaluation and saving, and of every epoch with all that belongs to it."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class StepClock(TrainerCallback):
         """The first epoch begins, with what has to be done before its first step."""
         self._epoch = time.perf_counter()
 
-    def leave_out(self, seconds: float) -> None:
+    def exclude(self, seconds: float) -> None:
         """So much of the first epoch was only tried out."""
         if self.epochs:
             self.epochs[0] -= seconds

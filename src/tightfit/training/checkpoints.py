@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tightfit.errors import OutputError, SaveFailed, is_out_of_memory, reason_of
-from tightfit.files import chunks_of, remove_whole, whole_folder
-from tightfit.runs.folder import ABOUT, checkpoints_in, newest_checkpoint, step_of
+from tightfit.errors import OutputError, SaveFailed, first_line, is_out_of_memory
+from tightfit.files import atomic_dir, atomic_remove, chunks_of
+from tightfit.runs.folder import MANIFEST, checkpoints_in, latest_checkpoint, step_of
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def checkpoint_to_write(folder: Path, step: int, needed: int) -> Iterator[Path]:
+def writing_checkpoint(folder: Path, step: int, needed: int) -> Iterator[Path]:
     """A folder for a checkpoint. A full disk, or whatever else fails, leaves the earlier ones as they are."""
     target = folder / f"checkpoint-{step}"
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise _failed(target, f"it needs {format_bytes(needed)} and {format_bytes(free)} are free")
-    with what_fails_is_said(target), whole_folder(target) as aside:
+    with as_save_failed(target), atomic_dir(target) as aside:
         yield aside
 
 
 @contextlib.contextmanager
-def what_fails_is_said(target: Path) -> Iterator[None]:
+def as_save_failed(target: Path) -> Iterator[None]:
     """Every library has its own error for a full disk."""
     try:
         yield
@@ -40,12 +40,12 @@ def what_fails_is_said(target: Path) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):  # which no room on the disk would mend
             raise
-        reason = reason_of(error)
+        reason = first_line(error)
         raise _failed(target, reason) from error
 
 
 def _failed(target: Path, reason: str) -> SaveFailed:
-    last = newest_checkpoint(target.parent)
+    last = latest_checkpoint(target.parent)
     kept = f"{last} is whole" if last else "there is no earlier checkpoint"
     return SaveFailed(
         f"'{target}' could not be written ({reason}), so the run stopped; {kept}. "
@@ -53,28 +53,28 @@ def _failed(target: Path, reason: str) -> SaveFailed:
     )
 
 
-def write_about(checkpoint: Path, content: dict[str, Any]) -> None:
+def write_manifest(checkpoint: Path, content: dict[str, Any]) -> None:
     """The last file of a checkpoint: what every other must be, and a mark on itself."""
     files = {path.name: _mark(path) for path in sorted(checkpoint.iterdir())}
     said = {**content, "files": files}
-    (checkpoint / ABOUT).write_text(json.dumps({**said, "mark": _checksum(said)}), "utf-8")
+    (checkpoint / MANIFEST).write_text(json.dumps({**said, "checksum": _checksum(said)}), "utf-8")
 
 
-def read_about(checkpoint: Path) -> dict[str, Any]:
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """What a checkpoint says of itself; nothing if that cannot be read or is not what was written."""
     try:
-        content = json.loads((checkpoint / ABOUT).read_text("utf-8"))
-        whole = isinstance(content, dict) and content.pop("mark", None) == _checksum(content)
+        content = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
+        whole = isinstance(content, dict) and content.pop("checksum", None) == _checksum(content)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if whole else {}
 
 
-def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def latest_valid_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     """The last checkpoint without damage, and what there is to say about later ones."""
     notes: list[str] = []
     for checkpoint in sorted(checkpoints_in(folder), key=step_of, reverse=True):
-        damage = damage_of(checkpoint)
+        damage = find_corruption(checkpoint)
         if damage is None:
             return checkpoint, notes
         notes.append(f"{checkpoint} is passed over: {damage}")
@@ -83,11 +83,11 @@ def newest_whole_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     return None, notes
 
 
-def damage_of(checkpoint: Path) -> str | None:
+def find_corruption(checkpoint: Path) -> str | None:
     """The first file that is not as it was written."""
-    files = read_about(checkpoint).get("files")
+    files = read_manifest(checkpoint).get("files")
     if not isinstance(files, dict) or not files:
-        return f"{ABOUT} cannot be read"
+        return f"{MANIFEST} cannot be read"
     for name, mark in files.items():
         path = checkpoint / Path(name).name
         try:
@@ -112,14 +112,14 @@ def loading(checkpoint: str | Path | None) -> Iterator[None]:
         ) from error
 
 
-def keep_checkpoints(folder: Path, count: int, best: Path | None) -> None:
+def rotate_checkpoints(folder: Path, count: int, best: Path | None) -> None:
     """Remove the oldest, never the best nor the last; the beginning goes as soon as there is another."""
     oldest_first = sorted(checkpoints_in(folder), key=step_of)
     spare = [path for path in oldest_first[:-1] if path != best]
     too_many = max(0, len(oldest_first) - count)
     for number, path in enumerate(spare):
         if number < too_many or step_of(path) == 0:
-            remove_whole(path)
+            atomic_remove(path)
 
 
 def _checksum(content: dict[str, Any]) -> int:
@@ -134,7 +134,7 @@ def _mark(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def copy_weights(file: Path, model: torch.nn.Module) -> bool:
+def load_weights_in_place(file: Path, model: torch.nn.Module) -> bool:
     """Copy saved weights into a model one tensor at a time; False if the file is not of this model's shape."""
     if not file.is_file():
         return False

@@ -25,16 +25,16 @@ _MUCH_SWAP = 256 << 20
 
 
 @contextlib.contextmanager
-def guarded(device: Device, say: Callable[[str], None], budget: int | None = None) -> Iterator[None]:
+def limit_memory(device: Device, log: Callable[[str], None], budget: int | None = None) -> Iterator[None]:
     """Keep this process within a budget, or within what the machine has."""
     if device.kind == "cuda":
-        with _capped_card(device, budget), _watching(_Thrash(device, say).look):
+        with _cap_cuda(device, budget), _polling(_AllocRetryMonitor(device, log).look):
             yield
     elif sys.platform == "linux":
         limit = _Limit(budget)
-        swap = _Swap(say)
+        swap = _SwapMonitor(log)
         try:
-            with _watching(limit.set, swap.look):
+            with _polling(limit.set, swap.look):
                 yield
         finally:
             limit.lift()
@@ -43,7 +43,7 @@ def guarded(device: Device, say: Callable[[str], None], budget: int | None = Non
 
 
 @contextlib.contextmanager
-def _capped_card(device: Device, budget: int | None) -> Iterator[None]:
+def _cap_cuda(device: Device, budget: int | None) -> Iterator[None]:
     import torch
 
     if budget is not None and device.memory:
@@ -56,7 +56,7 @@ def _capped_card(device: Device, budget: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watching(*looks: Callable[[], None]) -> Iterator[None]:
+def _polling(*looks: Callable[[], None]) -> Iterator[None]:
     """Look at once, then again and again in a thread."""
     done = threading.Event()
 
@@ -88,7 +88,7 @@ class _Limit:
         self._before = resource.getrlimit(self._kind)
 
     def set(self) -> None:
-        room = room_left(self._budget)
+        room = headroom(self._budget)
         _, hard = self._before
         wanted = max(0, status("VmData", 0) + room)
         soft = wanted if hard == self._resource.RLIM_INFINITY else min(wanted, hard)
@@ -98,11 +98,11 @@ class _Limit:
         self._resource.setrlimit(self._kind, self._before)
 
 
-class _Swap:
+class _SwapMonitor:
     """Says once that the machine has begun to swap: nothing fails then, everything only takes ten times as long."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._before, self._said = say, status("VmSwap", 0), False
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._say, self._before, self._said = log, status("VmSwap", 0), False
 
     def look(self) -> None:
         swapped = status("VmSwap", 0) - self._before
@@ -111,11 +111,11 @@ class _Swap:
             self._say(f"{format_bytes(swapped)} of this run are swapped out to disk, which makes it slow: use less")
 
 
-class _Thrash:
+class _AllocRetryMonitor:
     """Says once that torch's allocator empties its cache again and again to make room on a card."""
 
-    def __init__(self, device: Device, say: Callable[[str], None]) -> None:
-        self._device, self._say, self._said = device, say, False
+    def __init__(self, device: Device, log: Callable[[str], None]) -> None:
+        self._device, self._say, self._said = device, log, False
 
     def look(self) -> None:
         import torch
@@ -126,7 +126,7 @@ class _Thrash:
             self._say(f"the card is so full that room was made {retries} times, which makes it slow: use less")
 
 
-def room_left(budget: int | None = None) -> int:
+def headroom(budget: int | None = None) -> int:
     """Bytes that this process may still take, less a reserve.
 
     A budget is the whole process's resident memory, libraries included, as the meter measures it and plans promise it.

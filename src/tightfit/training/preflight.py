@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tightfit.data.batches import Buckets, batches_to_look_at
+from tightfit.data.batches import LengthBuckets, sample_batches
 from tightfit.errors import OutOfMemory, PreflightFailed
 from tightfit.job import Job
-from tightfit.training.recovery import HalfDone, Randomness
+from tightfit.training.recovery import PartialStep, RngState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstBatch:
     """The rows of the training data that make the largest slices, and how many evaluation rows go together."""
 
     train: list[int]
     evaluation: list[int]
 
 
-def find_worst(
-    job: Job, parts: Parts, train: Sequence[int], validation: Sequence[int], buckets: Buckets | None = None
-) -> Worst:
+def find_worst_batch(
+    job: Job, parts: Parts, train: Sequence[int], validation: Sequence[int], buckets: LengthBuckets | None = None
+) -> WorstBatch:
     """Of the batches as the seed deals them out, from the lengths of all texts."""
-    longest_text = 1 if parts.trunk else parts.max_length  # what is kept of a text is one token
+    longest_text = 1 if parts.feature_cache else parts.max_length  # what is kept of a text is one token
     lengths = np.minimum(np.array(train), longest_text)
-    whole = parts.layer_rows or parts.slice_tokens  # any of its slices may be the largest
-    taken = parts.batch_size if whole else 2 * parts.step_rows
-    dealt = batches_to_look_at(job, len(lengths), buckets)
+    whole = parts.layer_rows or parts.micro_batch_tokens  # any of its slices may be the largest
+    taken = parts.batch_size if whole else 2 * parts.micro_batch_rows
+    dealt = sample_batches(job, len(lengths), buckets)
     batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in dealt)
     worst = max(batches, key=lambda batch: _size(lengths[batch], parts))
     longest = np.argsort(-np.array(validation), kind="stable")[: parts.evaluation_rows]
-    return Worst([int(row) for row in worst[:taken]], [int(row) for row in longest])
+    return WorstBatch([int(row) for row in worst[:taken]], [int(row) for row in longest])
 
 
 def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts: Parts) -> tuple[int, int]:
@@ -57,26 +57,26 @@ def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts:
     return largest, int(longest_first.sum())
 
 
-def fly(trainer: Trainer, worst: Worst) -> float:
+def run_preflight(trainer: Trainer, worst: WorstBatch) -> float:
     """Do it all once, and return the seconds it took; PreflightFailed where the run would run out of memory."""
-    start, random = time.perf_counter(), Randomness()
+    start, random = time.perf_counter(), RngState()
     while not _flown(trainer, worst):
         random.restore()
     random.restore()
     return time.perf_counter() - start
 
 
-def _flown(trainer: Trainer, worst: Worst) -> bool:
+def _flown(trainer: Trainer, worst: WorstBatch) -> bool:
     """False if memory ran out within a step, which then has learned to take fewer rows."""
     try:
         trainer.try_step(worst.train[-1:])
         trainer.try_batch(worst.train)
         trainer.try_evaluation(worst.evaluation)
-    except HalfDone as half_done:
-        trainer.say(str(half_done))
+    except PartialStep as half_done:
+        trainer.log(str(half_done))
         return False
     except OutOfMemory as error:
         raise PreflightFailed(str(error)) from None
     finally:
-        trainer.go_back()
+        trainer.restore()
     return True

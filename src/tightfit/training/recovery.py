@@ -17,14 +17,14 @@ import torch
 from tightfit.compat import version_of
 from tightfit.data.batches import RowLimits
 from tightfit.engine.oom import forget, free_memory
-from tightfit.errors import OutOfMemory, is_out_of_memory, reason_of
+from tightfit.errors import OutOfMemory, first_line, is_out_of_memory
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
     from tightfit.data.batches import Batch
 
 
-class Ledger:
+class TensorVersions:
     """The counters as they were before a step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -35,7 +35,7 @@ class Ledger:
         tensors = [*parameters, *(value for value in kept if isinstance(value, torch.Tensor))]
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
 
-    def untouched(self) -> bool:
+    def unchanged(self) -> bool:
         """Whether every weight and every remembered tensor is as it was, and what is new was only made, not used."""
         new = [values for parameter, values in self._optimizer.state.items() if parameter not in self._state]
         made = [value for values in new for value in values.values() if isinstance(value, torch.Tensor)]
@@ -52,7 +52,7 @@ class Ledger:
 # Randomness: where all generators stand, to be put back there later.
 
 
-class Randomness:
+class RngState:
     """The generators of Python, numpy and torch, as they were when this was made."""
 
     def __init__(self) -> None:
@@ -80,15 +80,15 @@ Slices = Iterable[tuple[float, "Batch"]]
 Say = Callable[[str], None]
 
 
-class HalfDone(Exception):
+class PartialStep(Exception):
     """Memory ran out when some weights were already stepped and others not. Says what is done about it."""
 
 
 class Recovery:
     """How many rows go through at once in this run, and what to do when they are too many."""
 
-    def __init__(self, parts: Parts, say: Say) -> None:
-        self.parts, self.say = parts, say
+    def __init__(self, parts: Parts, log: Say) -> None:
+        self.parts, self.log = parts, log
         self.slices = parts.slices
         self.evaluation = RowLimits(parts.evaluation_rows)
         self._extent = (0, 0)
@@ -96,9 +96,9 @@ class Recovery:
 
     def train(self, attempt: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
         """Forward and backward of a batch, as often as it takes."""
-        random = Randomness()
+        random = RngState()
         while True:
-            ledger = Ledger(optimizer) if self.parts.step_in_backward else None
+            ledger = TensorVersions(optimizer) if self.parts.step_in_backward else None
             with _attempt() as outcome:
                 return attempt()
             self.parts.model.zero_grad(set_to_none=True)
@@ -106,14 +106,14 @@ class Recovery:
             done = self._shrink(step, outcome.reason)
             if ledger is not None:
                 _refuse_half_done(ledger, done)
-            self.say(done)
+            self.log(done)
             random.restore()
 
     def step(self, take: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
         """The optimizer's step: a second time with all memory given back, since slices play no part in it."""
-        random = Randomness()
+        random = RngState()
         while True:
-            ledger = Ledger(optimizer)
+            ledger = TensorVersions(optimizer)
             with _attempt() as outcome:
                 return take()
             free_memory()
@@ -122,14 +122,14 @@ class Recovery:
             self._failed_step = step
             done = f"out of memory in the optimizer's step {step + 1}: trying again with all memory given back"
             _refuse_half_done(ledger, done)
-            self.say(done)
+            self.log(done)
             random.restore()
 
-    def elsewhere(self, error: Exception, step: int) -> str:
+    def on_other_oom(self, error: Exception, step: int) -> str:
         """Memory ran out where nothing is cut into rows: once that is bad luck, twice at one step it is too little."""
         if not is_out_of_memory(error):
             raise error
-        reason = reason_of(error)
+        reason = first_line(error)
         forget(error)
         if self._failed_step == step:
             raise OutOfMemory(_no_room_for_step(step, reason)) from None
@@ -138,14 +138,14 @@ class Recovery:
 
     def evaluate(self, run: Callable[[Batch], T], batch: Batch) -> list[T]:
         """A batch without gradients, in as many pieces as it takes."""
-        return run_in_pieces(run, batch, self.evaluation, self.say)
+        return run_in_chunks(run, batch, self.evaluation, self.log)
 
     def watched(self, slices: Slices) -> Iterator[tuple[float, Batch]]:
         """The same slices; the one at hand is remembered, in case it is too large."""
-        for share, piece in slices:
-            rows, length = piece["input_ids"].shape
+        for share, chunk in slices:
+            rows, length = chunk["input_ids"].shape
             self._extent = (rows, length)
-            yield share, piece
+            yield share, chunk
 
     def table(self) -> dict[str, dict[int, int]]:
         """What was learned, for the checkpoint."""
@@ -163,7 +163,7 @@ class Recovery:
     @property
     def _layers(self) -> RowLimits | None:
         """None also where the layers lie in a trunk that was run before the training."""
-        return None if self.parts.trunk else self.parts.layer_limits
+        return None if self.parts.feature_cache else self.parts.layer_limits
 
     def _shrink(self, step: int, reason: str) -> str:
         """Fewer rows through a layer, where that is how the recipe cuts; else, or at one row, through the model."""
@@ -181,17 +181,17 @@ class Recovery:
         )
 
 
-def run_in_pieces(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, say: Say) -> list[T]:
+def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, log: Say) -> list[T]:
     """A model's answers for a batch that needs no gradients, in as many pieces as it takes."""
     rows, width = batch["input_ids"].shape
     while True:
         at_once = min(rows, limits.at(width))
         with _attempt() as outcome:
-            return [run(piece) for piece in _pieces(batch, at_once)]
+            return [run(chunk) for chunk in _pieces(batch, at_once)]
         free_memory()
         if not limits.halve(at_once, width):
             raise OutOfMemory(_no_room_for_text(width, "evaluate", outcome.reason))
-        say(f"out of memory evaluating {at_once} texts of {width} tokens: going on with {at_once // 2} at once")
+        log(f"out of memory evaluating {at_once} texts of {width} tokens: going on with {at_once // 2} at once")
 
 
 class _Outcome:
@@ -207,13 +207,13 @@ def _attempt() -> Iterator[_Outcome]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        outcome.reason = reason_of(error)
+        outcome.reason = first_line(error)
         forget(error)
 
 
-def _refuse_half_done(ledger: Ledger, done: str) -> None:
-    if not ledger.untouched():
-        raise HalfDone(done)
+def _refuse_half_done(ledger: TensorVersions, done: str) -> None:
+    if not ledger.unchanged():
+        raise PartialStep(done)
     ledger.restore()
 
 
@@ -229,19 +229,19 @@ def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
 def _no_room_for_text(length: int, verb: str, reason: Any) -> str:
     return (
         f"There is not enough memory to {verb} a single text of {length} tokens ({reason}): "
-        "use checkpoint, slice-layers:size=1 or adafactor, or a smaller --max-length, or let train --budget find a way."
+        "use checkpoint, chunked-layers:size=1 or adafactor, or a smaller --max-length, or let train --budget find a way."
     )
 
 
 def _no_room_for_whole_batch(rows: int, length: int, reason: Any) -> str:
     return (
         f"There is not enough memory to train on {rows} texts of {length} tokens at once ({reason}), and "
-        f"step-in-backward alone takes a batch whole: add slice-layers:size={rows // 2}."
+        f"optimizer-in-backward alone takes a batch whole: add chunked-layers:size={rows // 2}."
     )
 
 
 def _no_room_for_step(step: int, reason: Any) -> str:
     return (
         f"There is not enough memory for the optimizer's step {step + 1} ({reason}): "
-        "use adafactor or adamw-16bit, with step-in-backward if that is not enough."
+        "use adafactor or adamw-16bit, with optimizer-in-backward if that is not enough."
     )

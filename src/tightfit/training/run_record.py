@@ -7,61 +7,61 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.engine.meter import Meter
-from tightfit.runs.header import Attempt, Beginning, Step, Stretch, Tensors, load_beginning
+from tightfit.runs.header import Attempt, RunHeader, Segment, Step, Tensors, load_header
 from tightfit.runs.record import Measured, Predicted, Run, versions
-from tightfit.simulation.estimate import Bill
-from tightfit.simulation.profile import Course
-from tightfit.training.setup import Prepared
+from tightfit.simulation.estimate import Estimate
+from tightfit.simulation.profile import StepProfile
+from tightfit.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from transformers import TrainerState
 
-    from tightfit.training.callbacks import StepClock
+    from tightfit.training.callbacks import StepTimer
 
 
-def write_beginning(folder: Path, prepared: Prepared, from_step: int, budget: int | None) -> None:
+def write_header(folder: Path, setup: TrainingSetup, from_step: int, budget: int | None) -> None:
     """Before the first step, or when a run goes on: what was planned the first time stays."""
-    before = load_beginning(folder)
-    now = beginning_of(prepared, budget)
-    attempt = Attempt(began=_now(), from_step=from_step, recipe=prepared.recipe.words)
+    before = load_header(folder)
+    now = make_header(setup, budget)
+    attempt = Attempt(began=_now(), from_step=from_step, recipe=setup.recipe.specs)
     attempts = [*(before.attempts if before else []), attempt]
-    kept: dict[str, Any] = {"attempts": attempts}
+    selection: dict[str, Any] = {"attempts": attempts}
     if before and before.recipe == now.recipe and now.plan is None:
-        kept |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
-    now.model_copy(update=kept).save(folder)
+        selection |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
+    now.model_copy(update=selection).save(folder)
 
 
-def beginning_of(prepared: Prepared, budget: int | None) -> Beginning:
+def make_header(setup: TrainingSetup, budget: int | None) -> RunHeader:
     """From what was read, built and rehearsed."""
-    parts, course, kept = prepared.parts, prepared.course, prepared.kept
-    return Beginning(
-        recipe=prepared.recipe.words,
-        result=prepared.recipe.result.value,
+    parts, course, selection = setup.parts, setup.course, setup.selection
+    return RunHeader(
+        recipe=setup.recipe.specs,
+        result=setup.recipe.result.value,
         device=parts.device.title,
         max_length=parts.max_length,
-        steps=prepared.steps,
-        data=prepared.data,
+        steps=setup.steps,
+        data=setup.data,
         parameters=parts.parameters,
         trainable_parameters=parts.trainable_parameters,
         budget_bytes=budget,
-        notes=list(prepared.notes),
+        notes=list(setup.notes),
         versions=versions(),
-        bill=prepared.bill.to_json() if prepared.bill else None,
-        seconds_per_step=kept.seconds_per_step if kept else None,
-        step=_step(course, -(-parts.batch_size // parts.step_rows)) if course else None,
+        estimate=setup.estimate.to_json() if setup.estimate else None,
+        seconds_per_step=selection.seconds_per_step if selection else None,
+        step=_step(course, -(-parts.batch_size // parts.micro_batch_rows)) if course else None,
         largest=_largest(course) if course else [],
-        texts=prepared.texts,
-        plan=kept.plan if kept else None,
-        smaller=prepared.smaller,
+        texts=setup.texts,
+        plan=selection.plan if selection else None,
+        smaller=setup.smaller,
     )
 
 
-def _step(course: Course, slices: int) -> Step:
+def _step(course: StepProfile, slices: int) -> Step:
     kinds = {kind.value: sizes for kind, sizes in course.kinds.items()}
-    return Step(kinds=kinds, stretches=[Stretch(**vars(each)) for each in course.stretches], slices=slices)
+    return Step(kinds=kinds, stretches=[Segment(**vars(each)) for each in course.stretches], slices=slices)
 
 
-def _largest(course: Course) -> list[Tensors]:
+def _largest(course: StepProfile) -> list[Tensors]:
     return [
         Tensors(
             kind=each.kind.value,
@@ -78,21 +78,21 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def measured_by(meter: Meter, seconds: float, clock: StepClock) -> Measured:
+def measured_values(meter: Meter, seconds: float, clock: StepTimer) -> Measured:
     """What the meter and the stopwatch saw."""
     return Measured(
         peak_bytes=meter.peak,
-        moments=dict(meter.moments),
+        phases=dict(meter.phases),
         seconds=round(seconds, 3),
         seconds_per_step=clock.median,
         epochs=[round(seconds, 3) for seconds in clock.epochs],
-        allocated_moments=dict(meter.allocated) or None,
+        allocated_phases=dict(meter.allocated) or None,
     )
 
 
-def record_of(
+def make_run(
     folder: Path,
-    prepared: Prepared,
+    setup: TrainingSetup,
     state: TrainerState,
     measured: Measured,
     *,
@@ -102,38 +102,38 @@ def record_of(
     attempts: int,
 ) -> Run:
     """Everything that is to be known of a run that is done."""
-    parts = prepared.parts
+    parts = setup.parts
     return Run(
         folder=str(folder),
-        job=prepared.job,
-        recipe=prepared.recipe.words,
-        result=prepared.recipe.result.value,
+        job=setup.job,
+        recipe=setup.recipe.specs,
+        result=setup.recipe.result.value,
         max_length=parts.max_length,
         device=parts.device.title,
-        data=prepared.data,
+        data=setup.data,
         parameters=parameters,
         trainable_parameters=trainable,
         steps=state.global_step,
         measured=measured,
-        predicted=_predicted(prepared.bill, prepared.kept.seconds_per_step if prepared.kept else None),
+        predicted=_predicted(setup.estimate, setup.selection.seconds_per_step if setup.selection else None),
         metrics=_best_metrics(state.log_history, state.best_global_step),
         history=state.log_history,
-        notes=[*prepared.notes, *learned],
+        notes=[*setup.notes, *learned],
         versions=versions(),
         attempts=attempts,
     )
 
 
-def _predicted(bill: Bill | None, seconds_per_step: float | None) -> Predicted:
-    if bill is None:
+def _predicted(estimate: Estimate | None, seconds_per_step: float | None) -> Predicted:
+    if estimate is None:
         return Predicted(seconds_per_step=seconds_per_step)
-    totals = {name: bill.overhead + sum(kinds.values()) for name, kinds in bill.moments.items()}
-    return Predicted(peak_bytes=bill.peak, moments=totals, seconds_per_step=seconds_per_step)
+    totals = {name: estimate.overhead + sum(kinds.values()) for name, kinds in estimate.phases.items()}
+    return Predicted(peak_bytes=estimate.peak, phases=totals, seconds_per_step=seconds_per_step)
 
 
-def _best_metrics(history: list[dict[str, float]], kept: int | None) -> dict[str, float]:
+def _best_metrics(history: list[dict[str, float]], selection: int | None) -> dict[str, float]:
     """The metrics of the epoch whose weights were kept, and the mean training loss."""
     evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = next((entry for entry in evaluations if entry["step"] == kept), {"epoch": 0.0})
+    best = next((entry for entry in evaluations if entry["step"] == selection), {"epoch": 0.0})
     scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
     return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}

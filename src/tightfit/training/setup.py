@@ -12,19 +12,19 @@ import numpy as np
 from transformers import TrainingArguments
 
 from tightfit.compat import use_one_gpu
-from tightfit.data.batches import Buckets, steps_of
+from tightfit.data.batches import LengthBuckets, num_steps
 from tightfit.data.dataset import read_data
 from tightfit.data.rows import Columns, Labels
 from tightfit.data.split import Split
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device
 from tightfit.engine.assembly import parameter_groups
-from tightfit.errors import OutputError, RecipeError, reason_of
+from tightfit.errors import OutputError, RecipeError, first_line
 from tightfit.job import Job
-from tightfit.processes import elsewhere
+from tightfit.processes import run_in_fork
 from tightfit.runs.header import Texts
 from tightfit.runs.record import Data
-from tightfit.simulation.estimate import Bill
+from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from tightfit.engine.meter import Meter
-    from tightfit.planning.select import Keeping, Kept
-    from tightfit.runs.header import Smaller
-    from tightfit.simulation.profile import Course
-    from tightfit.simulation.scaling import Extent
-    from tightfit.simulation.simulation import Company, Rehearsal
+    from tightfit.planning.select import Selection, Selector
+    from tightfit.runs.header import SmallerRecipe
+    from tightfit.simulation.profile import StepProfile
+    from tightfit.simulation.scaling import BatchShape
+    from tightfit.simulation.simulation import Simulation, SimulationSetup
 
 
-LOG_EVERY = 10
-SAVED_CHECKPOINTS = 2  # the best and the last
+LOGGING_STEPS = 10
+SAVE_TOTAL_LIMIT = 2  # the best and the last
 
 
 def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
@@ -66,11 +66,11 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
         use_cpu=parts.device.kind == "cpu",
         eval_strategy="epoch",
         save_strategy="epoch",
-        save_total_limit=SAVED_CHECKPOINTS,
+        save_total_limit=SAVE_TOTAL_LIMIT,
         metric_for_best_model="f1",
         greater_is_better=True,
         load_best_model_at_end=True,
-        logging_steps=LOG_EVERY,
+        logging_steps=LOGGING_STEPS,
         logging_first_step=True,
         logging_nan_inf_filter=False,
         seed=job.seed,
@@ -87,10 +87,10 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
 # Disk: whether there is room for what a run will write.
 
 
-def refuse_full_disk(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> None:
+def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> None:
     """The checkpoints that are there at once, the final weights and what is kept of the rows must all fit."""
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
-    state = elsewhere(optimizer_bytes, parts)
+    state = run_in_fork(optimizer_bytes, parts)
     needed = checkpoints * (_saved_bytes(parts) + state) + weights + features
     free = shutil.disk_usage(_nearest_existing(folder)).free
     if free < needed:
@@ -150,7 +150,7 @@ def _nearest_existing(folder: Path) -> Path:
 _BARS = 32
 
 
-def texts_of(tokens: Tokens, lengths: Lengths, parts: Parts) -> Texts:
+def length_stats(tokens: Tokens, lengths: Lengths, parts: Parts) -> Texts:
     """Of the training rows as they are cut; padding as the recipe has it, and as whole batches would."""
     width = -(-parts.max_length // _BARS)
     bars = np.bincount((np.array(tokens.lengths) - 1) // width, minlength=-(-parts.max_length // width))
@@ -158,16 +158,16 @@ def texts_of(tokens: Tokens, lengths: Lengths, parts: Parts) -> Texts:
         limit=parts.max_length,
         width=width,
         rows=bars.tolist(),
-        computed_per_token=_by_recipe(lengths, parts),
-        plain_per_token=_by_chance(lengths, parts.max_length),
-        cut_rows=tokens.cut,
+        padding_factor=_by_recipe(lengths, parts),
+        padding_factor_unsorted=_by_chance(lengths, parts.max_length),
+        truncated_rows=tokens.cut,
         tokens=sum(tokens.lengths),
         cut_tokens=tokens.lost,
     )
 
 
 def _by_recipe(lengths: Lengths, parts: Parts) -> float:
-    if parts.trunk:
+    if parts.feature_cache:
         return _ratio(lengths.trunk_batches(parts), sum(min(n, parts.max_length) for n in lengths.train))
     dealt = lengths.dealt_to(parts).some()
     if parts.layer_rows:
@@ -180,7 +180,7 @@ def _by_chance(lengths: Lengths, longest: int) -> float:
     return _ratio([(int((b > 0).sum()), int(b.max())) for b in batches], int(batches.sum()))
 
 
-def _ratio(computed: Iterable[Extent], tokens: int) -> float:
+def _ratio(computed: Iterable[BatchShape], tokens: int) -> float:
     return round(sum(rows * length for rows, length in computed) / tokens, 4)
 
 
@@ -188,7 +188,7 @@ def _ratio(computed: Iterable[Extent], tokens: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class TrainingSetup:
     """A training that can begin: all input read, the model built, nothing written yet."""
 
     job: Job
@@ -200,22 +200,22 @@ class Prepared:
     validation: Tokens
     tokenizer: PreTrainedTokenizerBase
     parts: Parts
-    bill: Bill | None
+    estimate: Estimate | None
     """What it is expected to take, where that can be told."""
     notes: tuple[str, ...]
     """What the user should know before it begins."""
-    kept: Kept | None = None
+    selection: Selection | None = None
     """The recipe as it was planned, where there is a budget to keep to."""
-    course: Course | None = None
+    course: StepProfile | None = None
     """One step of the rehearsal."""
     texts: Texts | None = None
-    smaller: list[Smaller] = field(default_factory=list)
+    smaller: list[SmallerRecipe] = field(default_factory=list)
     """Recipes that take less, as far as that is known without another rehearsal."""
 
     @property
     def steps(self) -> int:
         """How many there are to take."""
-        return steps_of(self.job, len(self.train))
+        return num_steps(self.job, len(self.train))
 
     @property
     def data(self) -> Data:
@@ -226,13 +226,13 @@ class Prepared:
             labels=self.labels.names,
             text_columns=self.columns.text,
             label_column=self.columns.label or "",
-            cut_rows=self.train.cut,
+            truncated_rows=self.train.cut,
         )
 
 
 def prepare(
-    job: Job, recipe: Recipe, device: Device, keeping: Keeping | None = None, meter: Meter | None = None
-) -> Prepared:
+    job: Job, recipe: Recipe, device: Device, selector: Selector | None = None, meter: Meter | None = None
+) -> TrainingSetup:
     """Read the data, build the model and put the recipe on it, or one that keeps to a budget.
 
     The meter leaves out what the forecast takes for a moment: the small steps that load the libraries' own code, and
@@ -240,25 +240,25 @@ def prepare(
     """
     from tightfit.engine.assembly import assemble
     from tightfit.models import load_tokenizer
-    from tightfit.simulation.simulation import Company
+    from tightfit.simulation.simulation import SimulationSetup
 
     find_task(job.task)
     data = read_data(job)
     tokenizer = load_tokenizer(job.model)
     train = encode(data.split.train, tokenizer, job.max_length, data.labels)
     validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
-    fitting = job.for_rows(len(train))
-    company = Company(fitting, device, data.labels, tokenizer)
+    fitting = job.clip_batch_size(len(train))
+    setup = SimulationSetup(fitting, device, data.labels, tokenizer)
     lengths = Lengths.of(fitting, train.lengths, validation.lengths)
     with meter.left_out() if meter is not None else contextlib.nullcontext():
-        kept = keeping.choose(company, lengths) if keeping is not None else None
-        recipe = kept.recipe if kept is not None else recipe
-        foreseen, unforeseen = _foresee(recipe, company, lengths)
+        selection = selector.choose(setup, lengths) if selector is not None else None
+        recipe = selection.recipe if selection is not None else recipe
+        prediction, not_predicted = _predict_memory(recipe, setup, lengths)
     parts = assemble(fitting, recipe, device, data.labels, tokenizer)
     if parts.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
         validation = encode(data.split.validation, tokenizer, parts.max_length, data.labels)
-    return Prepared(
+    return TrainingSetup(
         job=job,
         recipe=recipe,
         labels=data.labels,
@@ -268,72 +268,74 @@ def prepare(
         validation=validation.longest_first(),
         tokenizer=tokenizer,
         parts=parts,
-        bill=foreseen.bill,
-        course=foreseen.course,
-        smaller=foreseen.smaller,
-        texts=texts_of(train, lengths, parts),
-        kept=kept,
+        estimate=prediction.estimate,
+        course=prediction.course,
+        smaller=prediction.smaller,
+        texts=length_stats(train, lengths, parts),
+        selection=selection,
         notes=(
-            *(kept.notes if kept else ()),
+            *(selection.notes if selection else ()),
             *data.notes,
             *_about_batch(job, len(train)),
             *_about_cut(train, parts.max_length),
             *parts.notes,
-            *unforeseen,
+            *not_predicted,
             _about_training(parts),
         ),
     )
 
 
 @dataclass(frozen=True)
-class _Foreseen:
+class _Prediction:
     """What a rehearsal tells."""
 
-    bill: Bill | None = None
-    course: Course | None = None
-    smaller: list[Smaller] = field(default_factory=list)
+    estimate: Estimate | None = None
+    course: StepProfile | None = None
+    smaller: list[SmallerRecipe] = field(default_factory=list)
 
 
-def _foresee(recipe: Recipe, company: Company, lengths: Lengths) -> tuple[_Foreseen, tuple[str, ...]]:
+def _predict_memory(recipe: Recipe, setup: SimulationSetup, lengths: Lengths) -> tuple[_Prediction, tuple[str, ...]]:
     """The bill, before the model takes its memory; a training that cannot be rehearsed is trained all the same."""
-    from tightfit.processes import elsewhere
-    from tightfit.simulation.simulation import Rehearsal
+    from tightfit.processes import run_in_fork
+    from tightfit.simulation.simulation import Simulation
 
     recipe.load()
-    rehearsal = Rehearsal(company, lengths, overhead=company.overhead())
-    on_card = company.device.kind != "cpu"  # where it leaves nothing, and a driver does not like forks
+    simulation = Simulation(setup, lengths, overhead=setup.overhead())
+    on_card = setup.device.kind != "cpu"  # where it leaves nothing, and a driver does not like forks
     try:
-        return (_foreseen(rehearsal, recipe) if on_card else elsewhere(_foreseen, rehearsal, recipe)), ()
+        return (
+            _predicted_in_fork(simulation, recipe) if on_card else run_in_fork(_predicted_in_fork, simulation, recipe)
+        ), ()
     except RecipeError:
         raise
     except Exception as error:  # whatever a rehearsal stumbles over, the training itself may well run
-        reason = reason_of(error)
-        return _Foreseen(), (f"memory could not be foretold: {reason}",)
+        reason = first_line(error)
+        return _Prediction(), (f"memory could not be foretold: {reason}",)
 
 
-def _foreseen(rehearsal: Rehearsal, recipe: Recipe) -> _Foreseen:
-    bill = rehearsal.bill(recipe)
-    return _Foreseen(bill, rehearsal.course(recipe), _smaller(rehearsal, recipe, bill))
+def _predicted_in_fork(simulation: Simulation, recipe: Recipe) -> _Prediction:
+    estimate = simulation.estimate(recipe)
+    return _Prediction(estimate, simulation.course(recipe), _smaller(simulation, recipe, estimate))
 
 
-def _smaller(rehearsal: Rehearsal, recipe: Recipe, bill: Bill) -> list[Smaller]:
+def _smaller(simulation: Simulation, recipe: Recipe, estimate: Estimate) -> list[SmallerRecipe]:
     """Half the slice, where what was played tells that too."""
-    from tightfit.runs.header import Smaller
+    from tightfit.runs.header import SmallerRecipe
 
-    rows = rehearsal.played(recipe)[1].step_rows
-    if rows < 2 or any(s.steps_in_pass or s.name == "slice-layers" for s in recipe.strategies):
+    rows = simulation.traced(recipe)[1].micro_batch_rows
+    if rows < 2 or any(s.steps_in_backward or s.name == "chunked-layers" for s in recipe.strategies):
         return []
-    words = [s.word for s in recipe.strategies if s.chooses != "slices"]
-    half = Recipe.parse([f"slice:size={rows // 2}", *words])
-    if rehearsal.unplayed([half]):
+    specs = [s.spec for s in recipe.strategies if s.exclusive != "micro-batch"]
+    half = Recipe.parse([f"micro-batch:size={rows // 2}", *specs])
+    if simulation.missing([half]):
         return []
-    peak = rehearsal.bill(half).peak
-    return [Smaller(recipe=half.words, peak_bytes=peak, result=half.result.value)] if peak < bill.peak else []
+    peak = simulation.estimate(half).peak
+    return [SmallerRecipe(recipe=half.specs, peak_bytes=peak, result=half.result.value)] if peak < estimate.peak else []
 
 
-def buckets_of(parts: Parts, tokens: Tokens) -> Buckets | None:
+def buckets_of(parts: Parts, tokens: Tokens) -> LengthBuckets | None:
     """How rows of like length meet, where a recipe wants them to."""
-    return Buckets(tokens.lengths, parts.batch_size, parts.pool) if parts.pool else None
+    return LengthBuckets(tokens.lengths, parts.batch_size, parts.pool) if parts.pool else None
 
 
 def _about_batch(job: Job, rows: int) -> tuple[str, ...]:
@@ -350,9 +352,9 @@ def _about_cut(tokens: Tokens, max_length: int) -> tuple[str, ...]:
 
 
 def _about_training(parts: Parts) -> str:
-    slices = f" in slices of {parts.slice_rows}" if parts.slice_rows < parts.batch_size else ""
-    if parts.slice_tokens is not None:
-        slices = f" in slices of {parts.slice_tokens} tokens"
+    slices = f" in slices of {parts.micro_batch_size}" if parts.micro_batch_size < parts.batch_size else ""
+    if parts.micro_batch_tokens is not None:
+        slices = f" in slices of {parts.micro_batch_tokens} tokens"
     return (
         f"Training {format_count(parts.trainable_parameters)} parameters on {parts.device.title}, "
         f"batches of {parts.batch_size}{slices}"

@@ -12,28 +12,28 @@ import transformers
 from transformers import PrinterCallback, TrainerCallback, TrainerState
 
 from tightfit.compat import forget_unscaled, nested_concat
-from tightfit.data.batches import Buckets, BucketSampler
+from tightfit.data.batches import BucketSampler, LengthBuckets
 from tightfit.engine.assembly import build_optimizer
-from tightfit.engine.meter import BETWEEN, Meter
+from tightfit.engine.meter import OTHER, Meter
 from tightfit.engine.oom import free_memory
-from tightfit.engine.step import label_counts, run_slices, weighed_slices
+from tightfit.engine.step import label_counts, run_micro_batches, weighted_micro_batches
 from tightfit.errors import LossNotFinite, OutOfMemory
 from tightfit.optimizers.in_backward import forget_norms
-from tightfit.runs.folder import newest_checkpoint
+from tightfit.runs.folder import latest_checkpoint
 from tightfit.strategies.parts import Parts
 from tightfit.training.checkpoints import (
-    checkpoint_to_write,
-    copy_weights,
-    damage_of,
-    keep_checkpoints,
+    find_corruption,
+    latest_valid_checkpoint,
+    load_weights_in_place,
     loading,
-    newest_whole_checkpoint,
-    read_about,
-    write_about,
+    read_manifest,
+    rotate_checkpoints,
+    write_manifest,
+    writing_checkpoint,
 )
-from tightfit.training.preflight import Worst, fly
-from tightfit.training.recovery import HalfDone, Recovery, Say
-from tightfit.training.setup import SAVED_CHECKPOINTS, checkpoint_bytes
+from tightfit.training.preflight import WorstBatch, run_preflight
+from tightfit.training.recovery import PartialStep, Recovery, Say
+from tightfit.training.setup import SAVE_TOTAL_LIMIT, checkpoint_bytes
 
 if TYPE_CHECKING:
     from tightfit.data.batches import Batch
@@ -47,16 +47,16 @@ class Trainer(transformers.Trainer):
         *,
         parts: Parts,
         meter: Meter,
-        buckets: Buckets | None = None,
-        say: Say = lambda line: None,
-        worst: Worst | None = None,
+        buckets: LengthBuckets | None = None,
+        log: Say = lambda line: None,
+        worst: WorstBatch | None = None,
         **kwargs: Any,
     ) -> None:
         self.optimizer: torch.optim.Optimizer | None
         self.buckets = buckets
         super().__init__(model=parts.model, **kwargs)
-        self.parts, self.meter, self.say = parts, meter, say
-        self.recovery = Recovery(parts, say)
+        self.parts, self.meter, self.log = parts, meter, log
+        self.recovery = Recovery(parts, log)
         self.worst = worst
         """What to fly before the first step; None flies nothing."""
         self.preflight_seconds = 0.0
@@ -69,15 +69,15 @@ class Trainer(transformers.Trainer):
         while True:
             try:
                 return super().train(resume_from_checkpoint, **kwargs)
-            except HalfDone as half_done:
+            except PartialStep as half_done:
                 done = f"{half_done}; the step was half done"
             except Exception as error:
-                done = self.recovery.elsewhere(error, self.state.global_step)
-            self._let_go()
-            checkpoint, _ = newest_whole_checkpoint(Path(self.args.output_dir))
+                done = self.recovery.on_other_oom(error, self.state.global_step)
+            self._drop_state()
+            checkpoint, _ = latest_valid_checkpoint(Path(self.args.output_dir))
             if checkpoint is None:
                 raise OutOfMemory(f"{done}, and there is no checkpoint to go back to.")
-            self.say(f"{done}, so from {checkpoint.name} again")
+            self.log(f"{done}, so from {checkpoint.name} again")
             resume_from_checkpoint = str(checkpoint)
 
     def training_step(
@@ -93,8 +93,8 @@ class Trainer(transformers.Trainer):
 
     def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
         batch, layered = self._prepare_inputs(inputs), self.parts.layer_rows is not None
-        slices = weighed_slices(self.model, batch, self.recovery.slices, sort=layered)
-        return run_slices(model, self.recovery.watched(slices), self.accelerator.backward, self.meter.moment)
+        slices = weighted_micro_batches(self.model, batch, self.recovery.slices, sort=layered)
+        return run_micro_batches(model, self.recovery.watched(slices), self.accelerator.backward, self.meter.phase)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """The optimizer of the recipe, built as the rehearsal builds it."""
@@ -128,11 +128,11 @@ class Trainer(transformers.Trainer):
         """A batch of the evaluation, in as many pieces as memory asks for."""
         predict = super().prediction_step
         answers = self.recovery.evaluate(
-            lambda piece: predict(model, piece, prediction_loss_only, ignore_keys=ignore_keys), dict(inputs)
+            lambda chunk: predict(model, chunk, prediction_loss_only, ignore_keys=ignore_keys), dict(inputs)
         )
-        return answers[0] if len(answers) == 1 else self._joined(answers)
+        return answers[0] if len(answers) == 1 else self._concat(answers)
 
-    def _joined(self, answers: list[Any]) -> Any:
+    def _concat(self, answers: list[Any]) -> Any:
         """The answers of the pieces as those of one batch; its loss is the mean over all labels."""
         losses, logits, labels = zip(*answers, strict=True)
         counts = [sum(label_counts(self.model, each)) for each in labels]
@@ -140,7 +140,7 @@ class Trainer(transformers.Trainer):
         return loss, functools.reduce(nested_concat, logits), functools.reduce(nested_concat, labels)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        with self.meter.moment("evaluate"):
+        with self.meter.phase("evaluate"):
             metrics = super().evaluate(*args, **kwargs)
         self._refuse_non_finite("validation loss", metrics["eval_loss"])
         return metrics
@@ -170,9 +170,9 @@ class Trainer(transformers.Trainer):
         """The best checkpoint is in this folder, wherever the folder was when it was written."""
         best = Path(self.args.output_dir) / f"checkpoint-{self.state.best_global_step}"
         at_hand = self.state.best_global_step == self.state.global_step
-        damage = damage_of(best) if best.is_dir() and not at_hand else None
+        damage = find_corruption(best) if best.is_dir() and not at_hand else None
         if damage is not None:
-            self.say(f"{best.name} was the best, but {damage}: the weights of the last step are kept")
+            self.log(f"{best.name} was the best, but {damage}: the weights of the last step are kept")
             self.state.best_global_step = self.state.global_step
         self.state.best_model_checkpoint = str(best) if best.is_dir() and damage is None else None
         return super()._finalize_training(*args, **kwargs)
@@ -182,35 +182,35 @@ class Trainer(transformers.Trainer):
         folder, step = Path(self.args.output_dir), self.state.global_step
         self.store_flos()
         with (
-            self.meter.moment("save"),
-            checkpoint_to_write(folder, step, checkpoint_bytes(self.parts, self._own_optimizer())) as aside,
+            self.meter.phase("save"),
+            writing_checkpoint(folder, step, checkpoint_bytes(self.parts, self._own_optimizer())) as aside,
         ):
             self._save(str(aside), self.parts.checkpoint_weights)
             self._save_optimizer_and_scheduler(str(aside))
             self._save_scaler(str(aside))
             self._save_rng_state(str(aside))
             self.state.save_to_json(str(aside / "trainer_state.json"))
-            write_about(aside, {"learned": self.recovery.table(), "losses": self._losses()})
+            write_manifest(aside, {"row_limits": self.recovery.table(), "losses": self._losses()})
         best = folder / f"checkpoint-{self.state.best_global_step}"
         self.state.best_model_checkpoint = str(best) if best.is_dir() else None
-        keep_checkpoints(folder, SAVED_CHECKPOINTS, best)
+        rotate_checkpoints(folder, SAVE_TOTAL_LIMIT, best)
 
     def _losses(self) -> dict[str, float]:
         """The losses since the last line of the log, and those before; transformers would begin them anew."""
-        since_logged = {"since_logged": float(self._tr_loss), "logged_at": self._globalstep_last_logged}
-        return {**since_logged, "before": self._total_loss_scalar}
+        since_logged = {"loss_since_log": float(self._tr_loss), "logged_at": self._globalstep_last_logged}
+        return {**since_logged, "loss_total": self._total_loss_scalar}
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """Tensor by tensor, and with it what was learned about memory."""
         self._resumed = Path(resume_from_checkpoint)
         with loading(self._resumed):
             TrainerState.load_from_json(str(self._resumed / "trainer_state.json"))
-            self.recovery.learn(read_about(self._resumed)["learned"])
+            self.recovery.learn(read_manifest(self._resumed)["row_limits"])
             self._load_weights(self._resumed)
 
     def _load_weights(self, checkpoint: Path) -> None:
         """What a checkpoint holds; where the base model stays as it was, all else is there already."""
-        if not copy_weights(checkpoint / "model.safetensors", self.model):
+        if not load_weights_in_place(checkpoint / "model.safetensors", self.model):
             super()._load_from_checkpoint(str(checkpoint), self.model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -234,16 +234,16 @@ class Trainer(transformers.Trainer):
 
     def begin(self) -> None:
         """Everything is ready for the first step, or for going on."""
-        self.meter.begin(BETWEEN)
+        self.meter.begin(OTHER)
         if self._resumed is None:
             self._save_checkpoint(self.model, None)  # the beginning, to go back to until there is another
         if self.worst is not None:
-            self.preflight_seconds = fly(self, self.worst)
+            self.preflight_seconds = run_preflight(self, self.worst)
             self.worst = None  # once is enough, also where a step goes back to a checkpoint
         if self._resumed is not None:
-            losses = read_about(self._resumed)["losses"]
-            self._tr_loss += losses["since_logged"]
-            self._globalstep_last_logged, self._total_loss_scalar = losses["logged_at"], losses["before"]
+            losses = read_manifest(self._resumed)["losses"]
+            self._tr_loss += losses["loss_since_log"]
+            self._globalstep_last_logged, self._total_loss_scalar = losses["logged_at"], losses["loss_total"]
             self._initial_global_step = 0
 
     def try_step(self, rows: list[int]) -> None:
@@ -252,32 +252,32 @@ class Trainer(transformers.Trainer):
         for parameter in self.model.parameters():
             if parameter.grad is not None:  # in fp16 it is scaled and may be infinite, which only a scaler would see
                 parameter.grad.zero_()
-        with self.meter.moment("step"):
+        with self.meter.phase("step"):
             self._own_optimizer().step()
         self.model.zero_grad()
 
     def try_batch(self, rows: list[int], *, keep_gradients: bool = False) -> None:
         """Forward and backward, as of a training batch with these rows."""
-        self.training_step(self.model_wrapped, self.collated(self.train_dataset, rows))
+        self.training_step(self.model_wrapped, self.collate_rows(self.train_dataset, rows))
         if not keep_gradients:
             self.model.zero_grad()
 
     def try_evaluation(self, rows: list[int]) -> None:
         """One batch of the evaluation."""
         self.model.eval()
-        with self.meter.moment("evaluate"):
-            self.prediction_step(self.model_wrapped, self.collated(self.eval_dataset, rows), False)
+        with self.meter.phase("evaluate"):
+            self.prediction_step(self.model_wrapped, self.collate_rows(self.eval_dataset, rows), False)
 
-    def go_back(self) -> None:
+    def restore(self) -> None:
         """Weights and optimizer state as saved in the checkpoint that the training goes on from, or begins with."""
-        self._let_go()
-        with self.meter.moment("load-best"):
+        self._drop_state()
+        with self.meter.phase("load-best"):
             self._load_weights(self._resumed or Path(self.args.output_dir) / "checkpoint-0")
         if self._resumed is not None:
             self._load_optimizer_and_scheduler(str(self._resumed))
         self.model.train()
 
-    def _let_go(self) -> None:
+    def _drop_state(self) -> None:
         """Of gradients and of the optimizer's state: a checkpoint brings its own, and there may be no room for two."""
         self.model.zero_grad()
         if self.optimizer is not None:
@@ -287,26 +287,26 @@ class Trainer(transformers.Trainer):
             forget_unscaled(self.accelerator.scaler)
         free_memory()
 
-    def collated(self, dataset: Any, rows: list[int]) -> Batch:
+    def collate_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """As the loaders deliver them."""
         collate = self._get_collator_with_removed_columns(self.data_collator)
         return dict(collate(dataset.__getitems__(rows)))
 
-    def prepared(self, dataset: Any, rows: list[int]) -> Batch:
+    def prepare_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, on the device."""
-        return dict(self._prepare_inputs(self.collated(dataset, rows)))
+        return dict(self._prepare_inputs(self.collate_rows(dataset, rows)))
 
     def _load_best_model(self) -> None:
         """Weights of the best epoch, tensor by tensor: never a second set of them in memory."""
         if self.state.best_global_step == self.state.global_step:
             return  # the best weights are the ones at hand
-        with self.meter.moment("load-best"):
+        with self.meter.phase("load-best"):
             self._load_weights(Path(self.state.best_model_checkpoint))
 
     def _refuse_non_finite(self, what: str, value: float) -> None:
         if math.isfinite(value):
             return
-        saved = newest_checkpoint(Path(self.args.output_dir))
+        saved = latest_checkpoint(Path(self.args.output_dir))
         kept = f"{saved} holds the last good weights" if saved else "no checkpoint had been written yet"
         raise LossNotFinite(
             f"The {what} became {value} after {self.state.global_step} good steps, so the run stopped; {kept}. "
@@ -327,4 +327,4 @@ class _Moments(TrainerCallback):
         self.trainer.meter.begin("step")
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.meter.begin(BETWEEN)
+        self.trainer.meter.begin(OTHER)

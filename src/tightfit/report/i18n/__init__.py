@@ -16,13 +16,13 @@ LANGUAGES: dict[str, ModuleType] = {"en": en, "zh": zh}
 
 
 @dataclass(frozen=True)
-class Words:
+class Strings:
     """Says things in a language."""
 
     language: str
 
     @classmethod
-    def of(cls, language: str) -> Words:
+    def of(cls, language: str) -> Strings:
         """Refuses a language that is not there."""
         if language not in LANGUAGES:
             raise BadInput(f"--lang '{language}' is not there: {suggest(language, LANGUAGES)}")
@@ -33,12 +33,12 @@ class Words:
         sentence: str = LANGUAGES[self.language].SENTENCES[key]
         return sentence.format(**values) if values else sentence
 
-    def ladder(self, key: str, **values: object) -> str:
+    def comparison(self, key: str, **values: object) -> str:
         """A word of a ladder, with values put in."""
         sentence: str = LANGUAGES[self.language].LADDER[key]
         return sentence.format(**values) if values else sentence
 
-    def moment(self, name: str) -> str:
+    def phase(self, name: str) -> str:
         """A moment of a training; one that is new here keeps its name."""
         return self._name("MOMENTS", name)
 

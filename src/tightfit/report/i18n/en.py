@@ -5,9 +5,9 @@ from __future__ import annotations
 from tightfit.strategies import STRATEGIES as _ALL
 from tightfit.units import format_seconds as seconds
 
-__all__ = ["DEVICES", "KINDS", "MOMENTS", "RESULTS", "SENTENCES", "STRATEGIES", "seconds"]
+__all__ = ["DEVICES", "KINDS", "PHASES", "RESULTS", "SENTENCES", "STRATEGIES", "seconds"]
 
-MOMENTS = {
+PHASES = {
     "load": "load",
     "features": "frozen part",
     "forward": "forward",
@@ -43,8 +43,8 @@ LADDER = {
     "some steps": "{steps} steps each",
     "rung": "rung",
     "measured": "peak",
-    "foretold": "foretold",
-    "moment": "moment",
+    "predicted": "predicted",
+    "phase": "phase",
     "a step": "a step",
     "an epoch": "an epoch",
     "F1": "F1",
@@ -68,7 +68,7 @@ SENTENCES = {
     "lead_random": "The shape of {model} with random weights, trained on {rows} rows of {data}: for measuring, not for results.",
     "held_out": "on {rows} held-out rows",
     "peak": "peak memory",
-    "foretold": "foretold",
+    "predicted": "predicted",
     "foretold_as": "foretold {size} ({error})",
     "not_foretold": "not foretold",
     "measured": "measured",
@@ -137,7 +137,7 @@ SENTENCES = {
     "chosen": "chosen",
     "cost": "What it cost",
     "memory": "Memory",
-    "moment": "moment",
+    "phase": "phase",
     "error": "foretold − measured",
     "by_kind": "Foretold memory of each moment by kind; the thin bar below each is what was measured.",
     "by_kind_only": "Foretold memory of each moment by kind. Nothing was measured: the run did not finish.",

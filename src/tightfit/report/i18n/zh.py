@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-MOMENTS = {
+PHASES = {
     "load": "加载",
     "features": "冻结部分",
     "forward": "前向",
@@ -33,13 +33,12 @@ RESULTS = {
 DEVICES = {"this machine's CPU": "本机 CPU"}
 STRATEGIES = {
     "adamw": "默认优化器，设备支持时用融合版本",
-    "bucket": "让长度相近的文本在同一批相遇：填充更少，用时更短",
-    "slice": "每次只让批次中的几行通过模型（微批次）",
-    "slice-tokens": "每次只让固定数量的词元通过模型：几条长文本，或许多条短文本",
-    "slice-layers": "给每一层加检查点，每次只处理几行，整个批次只走一遍",
-    "attention": "CPU 上按缓存大小分块计算注意力，显卡上用融合实现；CPU 上 dropout 抽样更快",
-    "checkpoint": "反向时重新计算每一层的内部结果（梯度检查点）",
-    "step-in-backward": "在反向过程中立即更新每个参数；按当时已知的总范数裁剪梯度",
+    "length-bucketing": "让长度相近的文本在同一批相遇：填充更少，用时更短",
+    "micro-batch": "把批次切成微批次，每次只让几条样本（size）或固定数量的 token（tokens）通过模型",
+    "chunked-layers": "给每一层加检查点，每次只处理几行，整个批次只走一遍",
+    "tiled-attention": "CPU 上按缓存大小分块计算注意力，显卡上用融合实现；CPU 上 dropout 抽样更快",
+    "gradient-checkpointing": "反向时重新计算每一层的内部结果（梯度检查点）",
+    "optimizer-in-backward": "在反向过程中立即更新每个参数；按当时已知的总范数裁剪梯度",
     "adamw-16bit": "用 16 位记忆的 AdamW，二阶矩随机舍入",
     "adafactor": "优化器按行和列记忆，而不是按每个参数",
     "mixed-precision": "用 16 位计算（bf16，或带梯度缩放的 fp16），权重仍为 32 位",
@@ -57,8 +56,8 @@ LADDER = {
     "some steps": "每级 {steps} 步",
     "rung": "配方",
     "measured": "实测峰值",
-    "foretold": "预测峰值",
-    "moment": "峰值时刻",
+    "predicted": "预测峰值",
+    "phase": "峰值时刻",
     "a step": "每步用时",
     "an epoch": "每轮用时",
     "F1": "F1",
@@ -82,7 +81,7 @@ SENTENCES = {
     "lead_random": "只取 {model} 的形状、权重随机，在 {data} 的 {rows} 行上训练：用于测量，不用于结果。",
     "held_out": "在 {rows} 行留出数据上",
     "peak": "内存峰值",
-    "foretold": "预测",
+    "predicted": "预测",
     "foretold_as": "预测 {size}（{error}）",
     "not_foretold": "没有预测",
     "measured": "实测",
@@ -151,7 +150,7 @@ SENTENCES = {
     "chosen": "采用",
     "cost": "花费了多少",
     "memory": "内存",
-    "moment": "时刻",
+    "phase": "时刻",
     "error": "预测 − 实测",
     "by_kind": "各时刻的预测内存，按种类分色；每条下方的细条是实测值。",
     "by_kind_only": "各时刻的预测内存，按种类分色。没有实测值：训练没有完成。",

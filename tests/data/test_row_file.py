@@ -1,0 +1,181 @@
+"""What a store gives back is what it was given: in any order, in every process, and not from memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import write_reviews
+
+from tightfit.data import row_file as store
+from tightfit.data.row_file import RowFile, store_rows
+
+TEXTS = ["plain", "", "两行\n一个\ttab", "emoji 👩‍👩‍👧 and 🏨", "", "é" * 5000, "\r\n", "end"]
+KINDS = {"text": str, "label": str, "line": int}
+
+
+def texts_in_a_store() -> RowFile:
+    rows = ({"text": text, "label": str(i % 2), "line": i + 2} for i, text in enumerate(TEXTS))
+    return store_rows(rows, KINDS)
+
+
+def tokens_in_a_store(rows: int = 50) -> tuple[RowFile, list[dict[str, Any]]]:
+    chance = random.Random(0)
+    written = []
+    for number in range(rows):
+        ids = [chance.randrange(2**31) for _ in range(chance.randint(0, 40))]
+        written.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": number % 3})
+    return store_rows(iter(written), {"input_ids": list, "attention_mask": list, "labels": int}), written
+
+
+def test_texts_of_all_kinds_come_back() -> None:
+    rows = texts_in_a_store()
+    assert rows["text"] == TEXTS
+    assert rows["line"] == list(range(2, 10))
+    assert rows[3] == {"text": TEXTS[3], "label": "1", "line": 5}
+    assert rows[-1]["text"] == "end"
+    assert (len(rows), rows.column_names) == (8, ["text", "label", "line"])
+    with pytest.raises(IndexError):
+        rows[8]
+
+
+def test_a_selection_of_a_selection() -> None:
+    rows = texts_in_a_store().select([7, 3, 3, 0]).select(range(1, 4)).without("label", "never there")
+    assert rows.column_names == ["text", "line"]
+    assert [row["text"] for row in rows.__getitems__([2, 0])] == [TEXTS[0], TEXTS[3]]
+    assert rows["line"] == [5, 5, 2]
+    assert rows.select([])["text"] == []
+    assert list(rows.select([]).batches()) == []
+
+
+def test_a_store_without_rows_has_its_columns() -> None:
+    rows = store_rows(iter([]), KINDS)
+    assert (len(rows), rows["text"], rows["line"]) == (0, [], [])
+
+
+def test_all_rows_come_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_ROWS_AT_ONCE", 3)
+    batches = list(texts_in_a_store().batches())
+    assert [len(batch["line"]) for batch in batches] == [3, 3, 2]
+    assert [text for batch in batches for text in batch["text"]] == TEXTS
+
+
+@pytest.mark.parametrize("apart", [0, 1 << 20], ids=["cell by cell", "together"])
+def test_batches_of_tokens(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lists of Python's own numbers, which is what collators pad."""
+    monkeypatch.setattr(store, "_READ_GAP", apart)
+    rows, written = tokens_in_a_store()
+    chosen = random.Random(1).sample(range(50), 20)
+    batch = rows.__getitems__(chosen)
+    assert batch == [written[row] for row in chosen]
+    assert list(batch[0]) == ["input_ids", "attention_mask", "labels"]
+    assert {type(number) for row in batch for number in (*row["input_ids"], row["labels"])} == {int}
+
+
+def test_the_loader_gets_them_as_torch_asks(tiny_model: Path) -> None:
+    from torch.utils.data import DataLoader
+    from transformers import DataCollatorWithPadding
+
+    from tightfit.data.tokens import encode
+    from tightfit.models import load_tokenizer
+
+    tokenizer = load_tokenizer(str(tiny_model))
+    texts = ["the room was clean", "loud", "very kind staff"]
+    tokens = encode(store_rows(({"text": text} for text in texts), {"text": str}), tokenizer, 5)
+    assert (tokens.lengths, tokens.cut, tokens.lost) == ([5, 3, 5], 1, 1)
+    [batch] = DataLoader(tokens.longest_first().dataset, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))
+    expected = tokenizer([texts[0], texts[2], texts[1]], truncation=True, max_length=5, padding=True)
+    assert {name: value.tolist() for name, value in batch.items()} == dict(expected)
+
+
+def test_the_file_has_no_name_and_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = texts_in_a_store()
+    assert list((tmp_path / "cache").iterdir()) == []
+    if sys.platform == "linux":
+        file = Path(f"/proc/self/fd/{rows._columns['text'].file.fileno()}").readlink()
+        assert file.parent == tmp_path / "cache"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"HF_DATASETS_CACHE": "{}/sets", "HF_HOME": "{}/home"}, "sets"),
+        ({"HF_HOME": "{}/home", "XDG_CACHE_HOME": "{}/xdg"}, "home/datasets"),
+        ({"XDG_CACHE_HOME": "{}/xdg"}, "xdg/huggingface/datasets"),
+        ({"HOME": "{}"}, ".cache/huggingface/datasets"),
+    ],
+)
+def test_the_cache_is_where_the_hub_has_its_own(
+    given: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_DATASETS_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    texts_in_a_store()
+    assert (tmp_path / expected).is_dir()
+
+
+def test_a_cache_that_cannot_be_written_to_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file" / "cache"))
+    assert texts_in_a_store()["text"] == TEXTS
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(store, "_file_without_name", lambda: full)
+        with pytest.raises(OSError, match="No space left"):
+            texts_in_a_store()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_forked_processes_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_READ_GAP", 0)  # many small reads, so that they meet
+    rows, written = tokens_in_a_store()
+    child = os.fork()
+    chance = random.Random(child)
+    same = all(rows[row] == written[row] for row in (chance.randrange(50) for _ in range(3000)))
+    if child == 0:
+        os._exit(0 if same else 1)
+    assert same
+    assert os.waitpid(child, 0)[1] == 0
+
+
+_WITHOUT = """
+import sys
+if {blocked}:
+    sys.modules.update(dict.fromkeys(("datasets", "pandas", "pyarrow")))  # an import of one fails
+
+from tightfit.data.reading import glance_at, read_data
+from tightfit.data.tokens import encode
+from tightfit.job import Job
+from tightfit.models import load_tokenizer
+
+job = Job(model=sys.argv[1], data=sys.argv[2], batch_size=8, max_length=32, max_steps=2)
+glance, data = glance_at(job), read_data(job)
+assert encode(data.split.train, load_tokenizer(job.model), 32, data.labels).lengths == glance.train
+if {blocked}:
+    from tightfit import evaluate, predict, train
+
+    train(job, ["micro-batch:size=4"], out=sys.argv[3], device="cpu", quiet=True)
+    assert evaluate(sys.argv[3], device="cpu").rows == 6
+    assert len(predict(sys.argv[3], ["clean", "loud"], device="cpu")) == 2
+print([name for name in ("datasets", "pandas", "pyarrow") if sys.modules.get(name)])
+"""
+
+
+@pytest.mark.parametrize("blocked", [False, True], ids=["reading", "a whole training"])
+def test_a_csv_needs_no_library_of_data_sets(tiny_model: Path, tmp_path: Path, blocked: bool) -> None:
+    """They would take 88 MiB of every training."""
+    data, script = write_reviews(tmp_path / "a.csv"), _WITHOUT.format(blocked=blocked)
+    words = [sys.executable, "-c", script, str(tiny_model), str(data), str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

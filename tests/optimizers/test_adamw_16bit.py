@@ -1,0 +1,66 @@
+"""AdamW with 16-bit moments against torch's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from optimizers.peers import parameters, set_gradients
+
+from tightfit.ops.dropout import RandomBits, stochastic_round_bf16
+from tightfit.optimizers.adamw_16bit import AdamW16
+
+SHAPES = ((64, 33), (129,), (3, 4, 5))
+
+
+def draw(shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape) * 0.1
+
+
+def test_parameters_move_nearly_as_with_torch() -> None:
+    mine, their, before = parameters(SHAPES), parameters(SHAPES), parameters(SHAPES)
+    groups: Any = [{"params": mine, "weight_decay": 0.1}]
+    optimizer, peer = AdamW16(groups, lr=1e-3), torch.optim.AdamW(their, lr=1e-3, weight_decay=0.1)
+    for step in range(60):
+        set_gradients(step, mine, their, draw=draw)
+        optimizer.step()
+        peer.step()
+    for start, one, other in zip(before, mine, their, strict=True):
+        assert (one - other).norm() <= 0.02 * (other - start).norm()
+        assert not torch.equal(one, other)
+
+
+def test_the_second_moment_follows_a_change_that_bf16_cannot_write() -> None:
+    """A gradient that becomes ten times smaller: rounded to the nearest, the moment would stay where it was."""
+    parameter = torch.nn.Parameter(torch.zeros(4096))
+    optimizer, exact = AdamW16([parameter], lr=0.0), torch.zeros(())
+    for step in range(2000):
+        size = 1.0 if step < 1000 else 0.1
+        parameter.grad = torch.full_like(parameter, size)
+        optimizer.step()
+        exact = 0.999 * exact + 0.001 * size**2
+    found = float(optimizer.state[parameter]["exp_avg_sq"].float().mean())
+    assert abs(found / float(exact) - 1) < 0.01
+    assert optimizer.state[parameter]["exp_avg_sq"].dtype is torch.bfloat16
+
+
+def test_rounding_by_chance_is_right_in_the_mean() -> None:
+    value = 1.0 + 1 / 1024  # an eighth of the way to the next number of bf16
+    rounded = stochastic_round_bf16(torch.full((200_000,), value), RandomBits(3))
+    assert set(rounded.tolist()) == {1.0, 1.0078125}
+    assert abs(float(rounded.mean()) - value) < 1e-4
+
+
+def test_its_state_goes_on() -> None:
+    whole, torn = parameters(SHAPES), parameters(SHAPES)
+    first, second = AdamW16(whole, lr=0.01), AdamW16(torn, lr=0.01)
+    for step in range(4):
+        set_gradients(step, whole, torn, draw=draw)
+        torch.manual_seed(step)
+        first.step()
+        torch.manual_seed(step)
+        second.step()
+        state, second = second.state_dict(), AdamW16(torn, lr=0.01)
+        second.load_state_dict(state)
+        assert second.state[torn[0]]["exp_avg_sq"].dtype is torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))

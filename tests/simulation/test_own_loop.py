@@ -1,0 +1,88 @@
+"""Any PyTorch step can be rehearsed, and what it shows is what the step does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tightfit import estimate
+from tightfit.errors import BadInput, ModelError
+from tightfit.strategies.base import MemoryKind
+
+
+def training(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> Callable[[], Callable[[], None]]:
+    def build() -> Callable[[], None]:
+        model = torch.nn.Sequential(torch.nn.Linear(1000, 2000), torch.nn.ReLU(), torch.nn.Linear(2000, 10))
+        stepper = optimizer(model.parameters(), lr=0.1)
+        batch = torch.ones(500, 1000)
+
+        def step() -> None:
+            model(batch).square().mean().backward()
+            stepper.step()
+            stepper.zero_grad()
+
+        return step
+
+    return build
+
+
+PARAMETERS = 1000 * 2000 + 2000 + 2000 * 10 + 10
+
+
+def test_weights_gradients_and_state() -> None:
+    found = estimate(training())
+    assert found.parameters == found.trainable_parameters == PARAMETERS
+    kinds = found.phases["step"]
+    assert kinds[MemoryKind.WEIGHTS] == kinds[MemoryKind.GRADIENTS] == 4 * PARAMETERS
+    assert kinds[MemoryKind.OPTIMIZER_STATE] == pytest.approx(8 * PARAMETERS, rel=0.001)
+    assert found.phases["forward"][MemoryKind.ACTIVATIONS] >= 4 * 500 * 2000
+
+
+def test_another_optimizer_keeps_other_state() -> None:
+    assert estimate(training(torch.optim.SGD)).phases["step"][MemoryKind.OPTIMIZER_STATE] == 0
+
+
+def test_a_card_has_its_context_and_segments() -> None:
+    found = estimate(training(), device="RTX 3050 4GB")
+    assert found.overhead == 512 << 20
+    assert found.fits
+    assert sum(found.phases["step"].values()) % (2 << 20) == 0
+
+
+def test_nothing_stays_patched() -> None:
+    before = torch.Tensor.backward, torch.nn.Module.register_parameter, torch.nn.functional.dropout
+    estimate(training(), device="T4")
+    assert before == (torch.Tensor.backward, torch.nn.Module.register_parameter, torch.nn.functional.dropout)
+    assert torch.ones(3).sum().item() == 3
+
+
+def test_a_function_that_returns_no_step() -> None:
+    with pytest.raises(BadInput, match="return its step"):
+        estimate(lambda: None)
+
+
+def test_a_step_that_looks_at_data() -> None:
+    def build() -> Callable[[], None]:
+        return lambda: torch.ones(3).nonzero().sum().backward()
+
+    with pytest.raises(ModelError, match="cannot be rehearsed"):
+        estimate(build)
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3])
+def test_gradients_of_a_weight_that_is_used_several_times_are_added_up_in_place(uses: int) -> None:
+    """As the engine does when nobody looks on: there are never more than two, beside the weight."""
+
+    def build() -> Callable[[], None]:
+        table, words = torch.nn.Embedding(10_000, 100), torch.zeros(7, dtype=torch.long)
+
+        def step() -> None:
+            sum((table(words) * number).sum() for number in range(uses)).backward()
+            table.zero_grad()
+
+        return step
+
+    kinds = estimate(build).phases["backward"]
+    assert sum(kinds.values()) == pytest.approx((1 + min(uses, 2)) * 4 * 10_000 * 100, rel=0.05)

@@ -1,0 +1,259 @@
+"""The rehearsal against the same training on real tensors, moment by moment and kind by kind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from heads import CONFIGS, DROPOUT, small_config
+from parts import CPU, skip_unless_installed
+
+from tightfit import Job
+from tightfit.data.rows import Labels
+from tightfit.simulation.estimate import PHASES, phases_of
+from tightfit.simulation.op_counts import OpCounts
+from tightfit.simulation.scaling import NotExtrapolable, constant_sizes
+from tightfit.simulation.simulate import BatchShapes, trace_training
+from tightfit.simulation.simulation import Simulation, SimulationSetup
+from tightfit.simulation.timeline import Timeline
+from tightfit.simulation.worst_case import Lengths
+from tightfit.strategies.base import MemoryKind
+from tightfit.strategies.recipe import Recipe
+
+TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
+LABELS = Labels(("a", "b", "c"))
+SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), feature_cache=((3, 24),))
+USUAL = set(PHASES) - {"features"}
+RECIPES = [
+    "",
+    "micro-batch:size=3",
+    "gradient-checkpointing",
+    "adafactor",
+    "adamw-8bit",
+    "freeze",
+    "freeze:cache=false",
+    "freeze:layers=1",
+    "mixed-precision",
+    "max-length:tokens=8",
+    "adamw:fused=false",
+    "micro-batch:size=2 gradient-checkpointing adafactor",
+    "chunked-layers:size=2",
+    "optimizer-in-backward",
+    "bf16-weights",
+    "chunked-layers:size=2 adafactor optimizer-in-backward",
+    "chunked-layers:size=2 adamw-8bit optimizer-in-backward",
+    "lora",
+    "lora:merge=false,dropout=0.1 gradient-checkpointing",
+    "lora chunked-layers:size=2 adafactor optimizer-in-backward",
+]
+Moments = dict[str, dict[MemoryKind, int]]
+
+
+def job_of(folder: Path) -> Job:
+    return Job(model=str(folder), data="none", batch_size=8, max_length=24, random_weights=True)
+
+
+def company_of(folder: Path) -> SimulationSetup:
+    return SimulationSetup(job_of(folder), CPU, LABELS, TOKENIZER)
+
+
+def traced(folder: Path, recipe: str = "", shapes: BatchShapes = SHAPES, *, shapes_only: bool = True) -> Moments:
+    words = Recipe.parse(recipe.split())
+    trace = trace_training(
+        job_of(folder), words, CPU, LABELS, TOKENIZER, lambda _: shapes, shapes_only=shapes_only
+    ).trace
+    return phases_of(Timeline.of(trace, constant_sizes(trace)), CPU, [(s.rows, s.length) for s in trace.sections])
+
+
+def billed(folder: Path, recipe: str, lengths: Lengths) -> Moments:
+    return Simulation(company_of(folder), lengths).estimate(Recipe.parse(recipe.split())).phases
+
+
+def total(kinds: dict[MemoryKind, int]) -> int:
+    return sum(kinds.values())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    small_config(getattr(request, "param", "Bert")).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "adamw-8bit" in recipe:
+        skip_unless_installed("adamw-8bit")
+        monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)  # the model is tiny
+    predicted, found = traced(folder, recipe), traced(folder, recipe, shapes_only=False)
+    assert set(predicted) == set(found) == (set(PHASES) if recipe == "freeze" else USUAL)
+    for phase, kinds in found.items():
+        assert total(predicted[phase]) == pytest.approx(total(kinds), rel=0.01), phase
+
+
+@pytest.mark.parametrize(
+    "recipe", ["", "tiled-attention", "tiled-attention chunked-layers:size=2", "tiled-attention gradient-checkpointing"]
+)
+def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str) -> None:
+    small_config("Bert", **DROPOUT).save_pretrained(tmp_path)
+    predicted, found = traced(tmp_path, recipe), traced(tmp_path, recipe, shapes_only=False)
+    for phase in ("forward", "backward"):
+        assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_causal_model_keeps_no_scores_with_a_mask_or_without(tmp_path: Path, padded: bool) -> None:
+    small_config("GPT2", attn_pdrop=0.1).save_pretrained(tmp_path)
+    shapes = replace(SHAPES, padded=padded)
+    predicted, found = (traced(tmp_path, "tiled-attention", shapes, shapes_only=alone) for alone in (True, False))
+    for phase in ("forward", "backward"):
+        assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
+
+
+@pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
+def test_every_architecture_is_rehearsed(folder: Path) -> None:
+    predicted, found = traced(folder), traced(folder, shapes_only=False)
+    assert set(predicted) == USUAL
+    for phase in ("forward", "backward", "step"):
+        assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
+
+
+def test_a_play_whose_time_cannot_be_told_holds_for_itself_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unlike(*given: object) -> None:
+        raise NotExtrapolable
+
+    assert Simulation(company_of(folder), Lengths.uniform(8, 23))._trace_training(Recipe()).for_all
+    monkeypatch.setattr(OpCounts, "by_shape", unlike)
+    assert not Simulation(company_of(folder), Lengths.uniform(8, 23))._trace_training(Recipe()).for_all
+
+
+@pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "",
+        "micro-batch:size=3",
+        "micro-batch:size=1 gradient-checkpointing",
+        "micro-batch:size=2 max-length:tokens=11",
+        "micro-batch:size=2 freeze",
+        "micro-batch:tokens=60",
+        "optimizer-in-backward",
+        "gradient-checkpointing adafactor optimizer-in-backward",
+    ],
+)
+def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> None:
+    lengths = Lengths.uniform(8, 23)
+    parts = Simulation(company_of(folder), lengths)._trace_training(Recipe.parse(recipe.split()))
+    assert parts.for_all
+    shapes = lengths.worst(parts.parts)
+    exact = traced(
+        folder,
+        recipe,
+        BatchShapes(shapes.slices, [shapes.evaluation], shapes.padded, feature_cache=shapes.feature_cache),
+    )
+    predicted = billed(folder, recipe, lengths)
+    for phase, kinds in exact.items():
+        assert total(predicted[phase]) == pytest.approx(total(kinds), rel=0.01), phase
+
+
+@pytest.mark.parametrize("tokens", [23, 48, 70])
+@pytest.mark.parametrize("recipe", ["", "tiled-attention"])
+def test_of_slices_by_tokens_the_largest_is_billed(folder: Path, recipe: str, tokens: int) -> None:
+    """Few long texts or many short ones, whichever takes more."""
+    batches = np.array([[23] * 8, [12] * 8, [20, 20, 7, 7, 6, 5, 4, 3]])
+    lengths, words = Lengths(batches, (23,) * 8), f"{recipe} micro-batch:tokens={tokens}"
+    parts = Simulation(company_of(folder), lengths).traced(Recipe.parse(words.split()))[1]
+    slices, evaluation = set(lengths.slices(parts)), [lengths.worst(parts).evaluation]
+    exact = [traced(folder, recipe, BatchShapes([shape, shape], evaluation)) for shape in slices]
+    predicted = billed(folder, words, lengths)
+    for phase in ("forward", "backward"):
+        largest = max(total(kinds[phase]) for kinds in exact)
+        assert total(predicted[phase]) == pytest.approx(largest, rel=0.01), phase
+
+
+def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> None:
+    simulation = Simulation(company_of(folder), Lengths.uniform(8, 24))
+    estimate = simulation.estimate(Recipe())
+    kinds = estimate.phases["step"]
+    assert kinds[MemoryKind.WEIGHTS] == pytest.approx(4 * estimate.parameters, rel=0.02)
+    assert kinds[MemoryKind.GRADIENTS] == 4 * estimate.parameters
+    assert kinds[MemoryKind.OPTIMIZER_STATE] == pytest.approx(8 * estimate.parameters, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kind", "phase"),
+    [
+        ("micro-batch:size=2", MemoryKind.ACTIVATIONS, "forward"),
+        ("gradient-checkpointing", MemoryKind.ACTIVATIONS, "forward"),
+        ("adafactor", MemoryKind.OPTIMIZER_STATE, "step"),
+        ("freeze", MemoryKind.GRADIENTS, "step"),
+        ("max-length:tokens=8", MemoryKind.ACTIVATIONS, "forward"),
+    ],
+)
+def test_each_rung_saves_where_it_says(folder: Path, recipe: str, kind: MemoryKind, phase: str) -> None:
+    lengths = Lengths.uniform(8, 24)
+    plain, used = (billed(folder, words, lengths) for words in ("", recipe))
+    assert used[phase][kind] < 0.7 * plain[phase][kind]
+
+
+def test_what_cannot_be_rehearsed_can_be_tried_out(tmp_path: Path, tiny_model: Path, reviews: Path) -> None:
+    """A mixture of experts runs a kernel that knows no fp32 without data."""
+    import shutil
+
+    from transformers import MixtralConfig
+
+    from tightfit import estimate
+    from tightfit.errors import ModelError
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    config = MixtralConfig(vocab_size=99, num_key_value_heads=2, num_local_experts=2, **shape)
+    config.save_pretrained(tmp_path / "experts")
+    for file in tiny_model.glob("*token*"):
+        shutil.copy(file, tmp_path / "experts")
+    job = Job(model=str(tmp_path / "experts"), data=str(reviews), max_length=32)
+    with pytest.raises(ModelError, match=r"cannot be rehearsed: .*--probe"):
+        estimate(job)
+    estimate = estimate(job, probe=True)
+    assert estimate.phases["step"][MemoryKind.OPTIMIZER_STATE] == pytest.approx(8 * estimate.parameters, rel=0.02)
+
+
+def test_the_operation_that_looks_at_the_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import BertForSequenceClassification
+
+    from tightfit.errors import ModelError
+
+    def forward(self: Any, input_ids: Any, **rest: Any) -> Any:
+        return self.classifier(self.dropout(input_ids.nonzero().float()))
+
+    small_config("Bert").save_pretrained(tmp_path)
+    monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
+    with pytest.raises(ModelError, match=r"looks at the data \(aten.nonzero.default\)"):
+        billed(tmp_path, "", Lengths.uniform(8, 24))
+
+
+@pytest.mark.parametrize("folder", ["Bert", "T5"], indirect=True)
+def test_a_mask_is_there_only_where_texts_differ_in_length(folder: Path) -> None:
+    """As in a real run: transformers drops a mask of ones."""
+    import numpy as np
+
+    alike, unlike = Lengths.uniform(8, 24), Lengths(np.array([[24, 24, 24, 24, 9, 9, 9, 8]]), (24,) * 8)
+    assert total(billed(folder, "", alike)["forward"]) < total(billed(folder, "", unlike)["forward"])
+    sliced = [
+        total(billed(folder, "micro-batch:size=4 max-length:tokens=8", lengths)["forward"])
+        for lengths in (alike, unlike)
+    ]
+    assert sliced[0] == sliced[1]
+
+
+def test_bills_do_not_depend_on_the_order_they_are_made_in(folder: Path) -> None:
+    simulation = Simulation(company_of(folder), Lengths.uniform(8, 24))
+    recipes = [
+        Recipe.parse(words) for words in (["micro-batch:size=2"], [], ["max-length:tokens=8"], ["micro-batch:size=2"])
+    ]
+    phases = [simulation.estimate(recipe).phases for recipe in recipes]
+    assert phases[0] == phases[3]
+    assert total(phases[0]["forward"]) < total(phases[1]["forward"])
+    assert len(simulation._traced) == 1

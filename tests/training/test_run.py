@@ -1,0 +1,463 @@
+"""Whole runs of the tiny model: what comes out, what is written, what is measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import write_reviews
+from parts import skip_unless_installed
+
+from tightfit import Job, evaluate, load_run, predict, train
+from tightfit.data.dataset import JobData, read_data
+from tightfit.errors import LossNotFinite, OutputError
+from tightfit.inference import Prediction
+from tightfit.simulation.process_size import warm_up
+
+
+def job_of(model: Path, data: Path, **changes: Any) -> Job:
+    values = {"batch_size": 8, "max_length": 32, "learning_rate": 1e-3, "seed": 7, **changes}
+    return Job(model=str(model), data=str(data), **values)
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_it_learns_and_says_what_it_did(trained: Path) -> None:
+    run = load_run(trained)
+    assert run.metrics["eval_f1"] > 0.9
+    assert run.steps == 42
+    assert run.recipe == ["micro-batch:size=4"]
+    assert run.result == "same"
+    assert run.data.train_rows + run.data.validation_rows == 60
+    assert {"load", "forward", "backward", "step", "evaluate", "save"} <= set(run.measured.phases)
+    assert run.measured.peak_bytes == max(run.measured.phases.values()) > 10**8
+    assert run.measured.seconds > 0
+    assert {"torch", "transformers", "tightfit"} <= set(run.versions)
+
+
+def test_what_was_foretold_stands_beside_what_was_measured(trained: Path) -> None:
+    run = load_run(trained)
+    assert run.predicted.peak_bytes == pytest.approx(run.measured.peak_bytes, rel=0.03)
+    assert run.predicted.phases is not None
+    assert {"forward", "backward", "step", "evaluate"} <= set(run.predicted.phases)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is sampled, and a short peak may be missed")
+def test_what_reading_takes_is_measured_and_what_the_forecast_takes_is_not(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(job: Job) -> JobData:
+        np.ones(256 << 20, dtype=np.uint8)
+        return read_data(job)
+
+    warm_up.cache_clear()  # so that its small steps, which take 120 MiB for a moment, are in both runs
+    usual = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "usual", device="cpu", quiet=True)
+    warm_up.cache_clear()
+    monkeypatch.setattr("tightfit.training.setup.read_data", read)
+    greedy = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "greedy", device="cpu", quiet=True)
+    assert usual.measured.peak_bytes - usual.measured.phases["step"] < 40 << 20
+    assert greedy.measured.phases["load"] - usual.measured.phases["load"] > 200 << 20
+    assert greedy.measured.peak_bytes == greedy.measured.phases["load"]
+
+
+@pytest.mark.parametrize("recipe", ["micro-batch:size=8", "chunked-layers:size=4 adafactor optimizer-in-backward"])
+def test_the_peak_of_a_fresh_process_is_as_foretold(recipe: str, tiny_model: Path, tmp_path: Path) -> None:
+    """A model large enough that its tensors count."""
+    from transformers import BertConfig
+
+    shape = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "model.safetensors").unlink()
+    BertConfig(vocab_size=8000, max_position_embeddings=64, **shape).save_pretrained(folder)
+    data = write_reviews(tmp_path / "reviews.csv", rows=100)
+    words = ["--model", folder, "--data", data, "--out", tmp_path / "run", "--random-weights", "--max-length", 48]
+    words += [word for strategy in recipe.split() for word in ("--use", strategy)]
+    words += ["--device", "cpu", "--max-steps", 2, "--json"]
+    command = [sys.executable, "-m", "tightfit", "train", *map(str, words)]
+    record = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    assert record["predicted"]["peak_bytes"] == pytest.approx(record["measured"]["peak_bytes"], rel=0.02)
+
+
+def test_a_model_that_cannot_be_rehearsed_is_trained(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tightfit.simulation.simulation import Simulation
+
+    def stumble(*args: Any) -> None:
+        raise RuntimeError("an operation without a shape")
+
+    monkeypatch.setattr(Simulation, "phases", stumble)
+    run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.steps == 1
+    assert run.predicted.peak_bytes is None
+    assert "memory could not be foretold: an operation without a shape" in run.notes
+
+
+def test_the_run_folder_is_a_model_folder(trained: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+    model = AutoModelForSequenceClassification.from_pretrained(trained)
+    assert model.config.id2label == {0: "0", 1: "1"}
+    assert AutoTokenizer.from_pretrained(trained)("clean room")["input_ids"]
+    answers = pipeline("text-classification", str(trained))(["clean quiet kind", "dirty loud rude"])
+    assert [answer["label"] for answer in answers] == ["1", "0"]
+
+
+def test_predictions_come_in_order(trained: Path) -> None:
+    texts = ["the room was dirty dirty rude", "clean", "kind staff clean warm lovely bed", "loud cold broken"]
+    found = predict(trained, texts, device="cpu")
+    assert [p.label for p in found] == ["0", "1", "1", "0"]
+    assert all(isinstance(p, Prediction) and 0.5 <= p.confidence <= 1 for p in found)
+
+
+def test_evaluate_repeats_the_runs_own_score(trained: Path) -> None:
+    run, evaluation = load_run(trained), evaluate(trained, device="cpu")
+    assert evaluation.rows == run.data.validation_rows
+    for name in ("eval_f1", "eval_accuracy"):
+        assert evaluation.metrics[name] == pytest.approx(run.metrics[name])
+    assert evaluation.metrics["eval_loss"] == pytest.approx(run.metrics["eval_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(("scores", "best"), [((0.5, 0.9, 0.7), 2), ((0.9, 0.5, 0.7), 1), ((0.9, 0.9, 0.8), 2)])
+def test_the_best_epoch_is_kept(
+    tiny_model: Path,
+    reviews: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scores: tuple[float, ...],
+    best: int,
+) -> None:
+    """Scores are scripted; where two are equal the lower loss decides, which falls from epoch to epoch."""
+    from tightfit.tasks.text_classification import TextClassification
+
+    script = iter(scores)
+    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
+    run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "run", device="cpu", quiet=True)
+    losses = [entry["eval_loss"] for entry in run.history if "eval_loss" in entry]
+    assert losses == sorted(losses, reverse=True)
+    assert run.metrics["epoch"] == best
+    assert run.metrics["eval_f1"] == max(scores)
+    kept, final = weights_of(tmp_path / "run" / f"checkpoint-{7 * best}"), weights_of(tmp_path / "run")
+    assert all(torch.equal(final[name], weight) for name, weight in kept.items())
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [["micro-batch:size=3"], ["gradient-checkpointing"], ["micro-batch:size=1", "gradient-checkpointing"], ["adamw"]],
+)
+def test_strategies_that_keep_the_result_keep_the_weights(
+    tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]
+) -> None:
+    """A whole run, dropout off, ragged last batch: the trained weights are those of the plain run."""
+    model = without_dropout(tiny_model, tmp_path / "model")
+    job = job_of(model, reviews, epochs=1)
+    train(job, out=tmp_path / "plain", device="cpu", quiet=True)
+    train(job, use, out=tmp_path / "used", device="cpu", quiet=True)
+    plain, used = weights_of(tmp_path / "plain"), weights_of(tmp_path / "used")
+    for name, weight in plain.items():
+        torch.testing.assert_close(used[name], weight, rtol=1e-3, atol=2e-5)
+
+
+def without_dropout(model: Path, target: Path) -> Path:
+    shutil.copytree(model, target)
+    config = json.loads((target / "config.json").read_text())
+    config["hidden_dropout_prob"] = config["attention_probs_dropout_prob"] = 0.0
+    (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_the_plain_run_is_transformers_own(tiny_model: Path, tmp_path: Path) -> None:
+    """Same data, same seed, dropout on: losses and weights are those of transformers.Trainer."""
+    import transformers
+
+    data, held_out = write_reviews(tmp_path / "a.csv", 52), write_reviews(tmp_path / "b.csv", 10, seed=5)
+    job = job_of(tiny_model, data, validation=str(held_out))
+    run = train(job, out=tmp_path / "ours", device="cpu", quiet=True)
+
+    rows = [line.split(",", 1) for line in data.read_text().splitlines()[1:]]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    tokens = [{**tokenizer(text, truncation=True, max_length=32), "labels": int(label)} for label, text in rows]
+    transformers.set_seed(7)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tiny_model)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "theirs"),
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        learning_rate=1e-3,
+        weight_decay=0.01,
+        seed=7,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=tokens, processing_class=tokenizer)
+    result = trainer.train()
+    assert run.steps == result.global_step == 7
+    assert run.metrics["train_loss"] == pytest.approx(result.training_loss, rel=1e-6)
+    ours = weights_of(tmp_path / "ours")
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "use", [["mixed-precision"], ["adafactor"], ["freeze"], ["freeze:layers=1", "gradient-checkpointing"]]
+)
+def test_the_other_strategies_train_too(tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]) -> None:
+    run = train(job_of(tiny_model, reviews, max_steps=3), use, out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.steps == 3
+    assert math.isfinite(run.metrics["train_loss"])
+    assert (run.trainable_parameters < run.parameters) == use[0].startswith("freeze")
+
+
+def test_random_weights_need_only_a_shape(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "shape", ignore=shutil.ignore_patterns("*.safetensors"))
+    job = job_of(tmp_path / "shape", reviews, random_weights=True, max_steps=2)
+    assert train(job, out=tmp_path / "run", device="cpu", quiet=True).steps == 2
+
+
+def test_shorter_text_is_cut_and_recorded(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews, max_steps=1)
+    run = train(job, ["max-length:tokens=8"], out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.max_length == 8
+    assert run.data.truncated_rows > 0
+    assert any("longer than 8 tokens" in note for note in run.notes)
+
+
+def test_pairs_of_texts(tiny_model: Path, tmp_path: Path) -> None:
+    lines = [f"{i % 2},clean room {i},{'kind' if i % 2 else 'rude'} staff" for i in range(20)]
+    (tmp_path / "a.csv").write_text("label,premise,hypothesis\n" + "\n".join(lines), "utf-8")
+    train(job_of(tiny_model, tmp_path / "a.csv", max_steps=2), out=tmp_path / "run", device="cpu", quiet=True)
+    assert len(predict(tmp_path / "run", [("clean room", "kind staff")], device="cpu")) == 1
+
+
+def test_more_than_two_labels_use_the_mean_f1(tiny_model: Path, tmp_path: Path) -> None:
+    lines = [f"{'abc'[i % 3]},word {i}" for i in range(30)]
+    (tmp_path / "a.csv").write_text("label,review\n" + "\n".join(lines), "utf-8")
+    job = job_of(tiny_model, tmp_path / "a.csv", max_steps=1)
+    run = train(job, out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.data.labels == ("a", "b", "c")
+
+
+def test_f1_is_of_label_one_or_the_mean_over_labels() -> None:
+    import numpy as np
+    from transformers import EvalPrediction
+
+    from tightfit.tasks.text_classification import TextClassification
+
+    def f1(guesses: list[int], truth: list[int], labels: int) -> float:
+        prediction = EvalPrediction(predictions=np.eye(labels)[guesses], label_ids=np.array(truth))
+        return TextClassification().metrics(prediction)["f1"]
+
+    assert f1([1, 1, 0, 0], [1, 0, 1, 0], 2) == pytest.approx(0.5)
+    assert f1([0, 0, 0, 1], [0, 0, 1, 1], 2) == pytest.approx(2 / 3)
+    assert f1([0, 1, 1, 2], [0, 1, 2, 2], 3) == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
+
+
+@pytest.mark.parametrize("labels", [2, 3, 7])
+def test_metrics_are_those_of_scikit_learn(labels: int) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+    from transformers import EvalPrediction
+
+    from tightfit.tasks.text_classification import TextClassification
+
+    chance = np.random.default_rng(labels)
+    for rows in (1, 2, 5, 40):
+        logits, truth = chance.normal(size=(rows, labels)), chance.integers(labels, size=rows)
+        found = TextClassification().metrics(EvalPrediction(logits, truth))
+        average = "binary" if labels == 2 else "macro"
+        f1 = f1_score(truth, logits.argmax(-1), average=average, zero_division=0)
+        assert found == pytest.approx({"accuracy": accuracy_score(truth, logits.argmax(-1)), "f1": f1})
+
+
+def test_a_stopped_run_goes_on(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in the third epoch, resumed from the end of the second: the weights of the undisturbed run."""
+    from tightfit.training import trainer
+
+    job = job_of(tiny_model, reviews, epochs=3)
+    whole = train(job, out=tmp_path / "whole", device="cpu", quiet=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "run_micro_batches", interrupting(trainer.run_micro_batches, at=17))
+        with pytest.raises(KeyboardInterrupt):
+            train(job, out=tmp_path / "cut", device="cpu", quiet=True)
+    again = train(job, out=tmp_path / "cut", device="cpu", resume=True, quiet=True)
+    assert again.steps == whole.steps
+    assert again.metrics["eval_f1"] == whole.metrics["eval_f1"]
+    found, expected = weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole")
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
+
+
+def interrupting(run_micro_batches: Any, at: int) -> Any:
+    calls: list[int] = []
+
+    def run(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return run_micro_batches(*args)
+
+    return run
+
+
+def test_a_loss_that_is_no_number_stops_the_run(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second epoch: the first epoch's checkpoint stays, and no spoiled weights are written."""
+    from tightfit.training import trainer
+
+    calls = []
+
+    def spoiled(*args: Any) -> torch.Tensor:
+        calls.append(1)
+        loss = run_micro_batches(*args)
+        return loss * float("nan") if len(calls) == 10 else loss
+
+    run_micro_batches = trainer.run_micro_batches
+    monkeypatch.setattr(trainer, "run_micro_batches", spoiled)
+    job = job_of(tiny_model, reviews, epochs=2)
+    with pytest.raises(
+        LossNotFinite, match=r"nan after 9 good steps.*checkpoint-7 holds the last good weights.*0.00025"
+    ):
+        train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert all(torch.isfinite(w).all() for w in weights_of(tmp_path / "run" / "checkpoint-7").values())
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_a_gradient_that_is_no_number_stops_the_run(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
+) -> None:
+    """In an epoch's last step, with clipping and without."""
+    from tightfit.training import trainer
+
+    run_micro_batches, calls = trainer.run_micro_batches, []
+
+    def spoiled(model: Any, *args: Any) -> torch.Tensor:
+        calls.append(1)
+        loss = run_micro_batches(model, *args)
+        if len(calls) == 7:
+            next(model.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(trainer, "run_micro_batches", spoiled)
+    job = job_of(tiny_model, reviews, max_grad_norm=max_grad_norm)
+    with pytest.raises(LossNotFinite, match="gradient became nan after 6 good steps"):
+        train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_moved_run_still_finds_its_best_epoch(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tightfit.tasks.text_classification import TextClassification
+
+    script = iter((0.9, 0.5, 0.4))
+    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
+    train(job_of(tiny_model, reviews, epochs=2), out=tmp_path / "run", device="cpu", quiet=True)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "moved", device="cpu", resume=True, quiet=True)
+    assert run.metrics["epoch"] == 1
+    kept, final = weights_of(tmp_path / "moved" / "checkpoint-7"), weights_of(tmp_path / "moved")
+    assert all(torch.equal(final[name], weight) for name, weight in kept.items())
+
+
+def test_a_run_can_be_used_from_another_folder(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(reviews.parent)
+    job = job_of(tiny_model, Path(reviews.name), max_steps=1)
+    train(job, "micro-batch:size=4", out=tmp_path / "run", device="cpu", quiet=True)
+    monkeypatch.chdir("/")
+    assert evaluate(tmp_path / "run", device="cpu").rows == 6
+    assert len(predict(str(tmp_path / "run"), "clean room", device="cpu")) == 1
+
+
+def test_padding_is_what_the_tokenizer_says(tiny_model: Path, reviews: Path) -> None:
+    """A config that says otherwise would make a decoder read its texts at the wrong token."""
+    from tightfit.data.rows import Labels
+    from tightfit.device import find_device
+    from tightfit.engine.assembly import assemble
+    from tightfit.models import load_tokenizer
+    from tightfit.strategies.recipe import Recipe
+
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.pad_token = "[MASK]"
+    parts = assemble(job_of(tiny_model, reviews), Recipe(), find_device("cpu"), Labels(("0", "1")), tokenizer)
+    assert parts.model.config.pad_token_id == tokenizer.pad_token_id == 4
+
+
+def test_a_used_folder_is_refused(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="--resume"):
+        train(job_of(tiny_model, reviews), out=tmp_path / "run", quiet=True)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_a_full_disk_is_found_before_the_run(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(OutputError, match="10 B are free"):
+        train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_card_has_the_hubs_header(trained: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(trained / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    assert card.data.eval_results[0].metric_type == "f1"
+    assert "micro-batch:size=4" in card.content
+
+
+def test_tensorboard_gets_the_curves(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    job = job_of(tiny_model, reviews, max_steps=1)
+    train(job, out=tmp_path / "run", device="cpu", report_to=["tensorboard"], quiet=True)
+    assert list((tmp_path / "run").rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_stepping_in_backward_saves_and_resumes(
+    tiny_model: Path, reviews: Path, tmp_path: Path, optimizer: str
+) -> None:
+    """Optimizer state and schedule live in the same checkpoint as ever."""
+    skip_unless_installed(optimizer)
+    words = ["chunked-layers:size=4", optimizer, "optimizer-in-backward"]
+    settings = {
+        "model": str(tiny_model),
+        "data": str(reviews),
+        "batch_size": 8,
+        "max_length": 32,
+        "learning_rate": 5e-3,
+    }
+    whole = train(Job(**settings, epochs=3), words, out=tmp_path / "whole", device="cpu", quiet=True)
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    _, *later = sorted((tmp_path / "again").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    for checkpoint in later:
+        shutil.rmtree(checkpoint)
+    (tmp_path / "again" / "run.json").unlink()
+    again = train(Job(**settings, epochs=3), words, out=tmp_path / "again", device="cpu", quiet=True, resume=True)
+    assert again.metrics["eval_loss"] == whole.metrics["eval_loss"]
+    assert again.steps == whole.steps
+    one, other = (weights_of(tmp_path / name) for name in ("whole", "again"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
