@@ -1,146 +1,172 @@
-"""The generated blocks of README.md and README.zh.md, each from the source or from records/."""
+"""The generated blocks by name. Their markers are described in docs.py."""
 
 from __future__ import annotations
 
-import ast
 import statistics
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
-import planned
+import plan_blocks
 import records
-from records import RECORDS, record
+import reliability
+import source
+from figures import figures
+from records import BASELINE, TRAINER, record
 from tables import HEADINGS, gib, percent, table
-from tightfit.comparison.comparison import load_comparison
 
-SOURCE = RECORDS.parent / "src" / "tightfit"
+FOLDERS = {
+    "bench": "Benchmarks; each writes what it measured to records/.",
+    "docs": "Documentation; tables and pictures are generated.",
+    "records": "What was measured, as JSON.",
+    "scripts": "The generator of the documentation: `make docs`.",
+    "tests": "Tests; tests/stress injects faults into runs: `make test-stress`.",
+}
 
 
 def who(name: str) -> str:
-    """The plain way by its own name, a recipe of ours as code."""
-    return name if name == "transformers.Trainer" else f"tightfit, `{name}`"
+    """transformers.Trainer by its own name, a recipe of ours as code."""
+    return name if name == TRAINER else f"tightfit, `{name}`"
 
 
 def strategies(language: str) -> str:
-    from tightfit.report.i18n import Strings
-    from tightfit.report.terminal import strategy_rows
-
-    words, rows = Strings.of(language), []
-    for row in strategy_rows():
+    """Every strategy with its settings."""
+    words, rows = source.strings(language), []
+    for row in source.strategy_rows():
         settings = f"<br>`{row.settings}`" if row.settings else ""
         frees = ", ".join(words.kind(kind) for kind in row.frees.split(", ") if kind)
         rows.append((f"`{row.name}`{settings}", f"`{row.result}`", frees or "–", words.strategy(row.name)))
     return table(HEADINGS["strategies"][language], rows)
 
 
-def tree(language: str) -> str:
-    lines = [
-        f"{path.relative_to(SOURCE).as_posix():36}{purpose(path)}" for path in sorted(SOURCE.rglob("*.py"), key=key)
-    ]
-    return "```\n" + "\n".join(lines) + "\n```\n"
+def strategies_short(language: str) -> str:
+    """The strategies by the kind of memory they free and by their effect on the result."""
+    words, found = source.strings(language), source.strategy_rows()
+    kinds = dict.fromkeys(kind for row in found for kind in row.frees.split(", ") if kind)
+    rows = [(words.kind(kind), *_by_result(kind, found)) for kind in kinds]
+    rows.append((HEADINGS["only-time"][language][0], *_by_result("", found)))
+    return table(HEADINGS["strategies-short"][language], rows)
 
 
-def key(path: Path) -> tuple[bool, str]:
-    """Files first, then folders."""
-    inner = path.relative_to(SOURCE)
-    return len(inner.parts) > 1, inner.as_posix()
+def _by_result(kind: str, found: list[Any]) -> list[str]:
+    """The names of the strategies that free a kind, one cell for each effect on the result."""
+    here = [row for row in found if kind in row.frees.split(", ")]
+    cells = [[f"`{row.name}`" for row in here if row.result == result] for result in ("same", "close", "different")]
+    return [", ".join(names) or "–" for names in cells]
 
 
-def purpose(path: Path) -> str:
-    """The first line of the module's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").splitlines()[0]
+def folders(_: str) -> str:
+    """Folders only, one line each."""
+    found = [(f"src/tightfit/{name}/", purpose) for name, purpose in source.packages()]
+    return _listing(found + [(f"{name}/", purpose) for name, purpose in FOLDERS.items()], 28)
+
+
+def modules(_: str) -> str:
+    """Every module of the package."""
+    return _listing(source.modules(), 38)
+
+
+def _listing(lines: list[tuple[str, str]], width: int) -> str:
+    return "```\n" + "\n".join(f"{name:{width}}{purpose}" for name, purpose in lines) + "\n```\n"
 
 
 def quality(language: str) -> str:
+    """F1 by seed."""
     found = record("quality")
-    rows = []
-    for name, runs in found["runs"].items():
-        rows.append((who(name), ", ".join(f"{run['f1']:.4f}" for run in runs["each"])))
+    rows = [(who(name), ", ".join(f"{run['f1']:.4f}" for run in runs["each"])) for name, runs in found["runs"].items()]
     noise = f"{found['seed_noise']:.4f}"
-    below = (
-        f"\n基线各种子之间的差距：{noise}。\n" if language == "zh" else f"\nThe baseline's seeds differ by {noise}.\n"
-    )
-    return table(HEADINGS["quality"][language], rows) + below
+    below = f"基线各种子相差 {noise}。" if language == "zh" else f"The baseline's seeds differ by {noise}."
+    return f"{table(HEADINGS['quality'][language], rows)}\n{below}\n"
 
 
-def ladder(language: str) -> str:
-    """Every layer of BERT-Large, our recipes beside the plain way."""
-    found = record("comparison")
+def comparison(language: str) -> str:
+    """Every layer of BERT-Large, our recipes beside transformers.Trainer."""
     rows = []
-    for name, run in found["runs"].items():
-        predicted = gib(run["predicted_bytes"]) if run["predicted_bytes"] else "–"
-        low, high = run["ratio_quartiles"]
-        spread = "" if run["ratio"] == 1 else f" ({low:.2f} – {high:.2f})"
-        rows.append((who(name), gib(run["peak_bytes"]), predicted, f"{run['ratio']:.2f} ×{spread}"))
+    for run in records.compared_runs():
+        predicted = gib(run.predicted_bytes) if run.predicted_bytes else "–"
+        low, high = run.quartiles
+        spread = "" if run.recipe == TRAINER else f" ({low:.2f} – {high:.2f})"
+        rows.append((who(run.recipe), gib(run.peak_bytes), predicted, f"{run.ratio:.2f} ×{spread}"))
     return table(HEADINGS["comparison"][language], rows)
 
 
-def same(language: str) -> str:
+def same_result(language: str) -> str:
     """Losses after some steps from the same weights, without dropout."""
     losses = record("same")["losses"]
     name, expected = next(iter(losses.items()))
     rows = [(name, f"{expected:.6f}", "–")]
     rows += [(who(r), f"{loss:.6f}", f"{loss - expected:+.1e}") for r, loss in losses.items() if r != name]
-    return table(HEADINGS["same"][language], rows)
+    return table(HEADINGS["same-result"][language], rows)
 
 
-def frozen(language: str) -> str:
-    """Only the head learns: what is frozen runs once, or in every epoch."""
+def freeze(language: str) -> str:
+    """Only the head is trained: the frozen encoder runs once."""
     rows = []
     for run in record("frozen")["runs"]:
         first, second, *_ = run["epochs"]
         f1 = f"{run['f1']:.4f}" if run["f1"] is not None else "–"
         cells = (run["model"], f"{run['rows']:,}", f"`{run['recipe']}`", f"{first:.1f} s", f"{second:.1f} s")
         rows.append((*cells, f"{run['ratio']:.3f}", f1))
-    return table(HEADINGS["frozen"][language], rows)
+    return table(HEADINGS["freeze"][language], rows)
 
 
 def padding(language: str) -> str:
-    """Tokens computed in an epoch against those of its texts."""
+    """Tokens computed in an epoch against the tokens of its texts."""
     runs = record("padding")["runs"]
-    rows = [tuple(str(v) if key == "length" else f"{v:.2f} ×" for key, v in run.items()) for run in runs]
-    return table(HEADINGS["padding"][language], rows)
+    length, shuffled = HEADINGS["padding"][language]
+    named = {"length": length, BASELINE: shuffled}
+    headings = tuple(named.get(key, f"`{key}`") for key in runs[0])
+    rows = [tuple(str(value) if key == "length" else f"{value:.2f} ×" for key, value in run.items()) for run in runs]
+    return table(headings, rows)
 
 
 def memory(language: str) -> str:
-    by_model: dict[str, list[dict[str, float]]] = {}
+    """Predicted against measured peak, by model."""
+    by_model: dict[str, list[records.MemoryRun]] = {}
     runs = records.memory_runs()
     for run in runs:
-        by_model.setdefault(run["configuration"].partition(" ")[0], []).append(run)
+        by_model.setdefault(run.model, []).append(run)
     rows = [
-        (name, f"{few[0]['parameters'] / 1e6:.0f} M", str(len(few)), *map(percent, records.errors_of(few)))
-        for name, few in sorted(by_model.items(), key=lambda item: item[1][0]["parameters"])
+        (name, f"{few[0].parameters / 1e6:.0f} M", str(len(few)), *map(percent, records.errors_of(few)))
+        for name, few in sorted(by_model.items(), key=lambda item: item[1][0].parameters)
     ]
-    spread = records.Spread.of(runs)
+    return f"{_spread(records.Spread.of(runs), language)}\n\n{table(HEADINGS['memory'][language], rows)}"
+
+
+def _spread(spread: records.Spread, language: str) -> str:
     if language == "zh":
-        head = (
-            f"{spread.count} 个配置，{len(by_model)} 种模型：误差绝对值的中位数 {spread.median:.1%}，"
-            f"95 分位 {spread.p95:.1%}，"
-            f"低估超过 2% 的有 {spread.too_low} 个。\n\n"
+        return (
+            f"{spread.count} 个配置，{spread.models} 种模型：误差绝对值的中位数 {spread.median:.1%}，"
+            f"95 分位 {spread.p95:.1%}，低估超过 2% 的有 {spread.too_low} 个。"
         )
-    else:
-        head = (
-            f"{spread.count} configurations of {len(by_model)} models: median absolute error {spread.median:.1%}, "
-            f"95th percentile {spread.p95:.1%}; {spread.too_low} foretold too low by more than 2 %.\n\n"
-        )
-    return head + table(HEADINGS["memory"][language], rows)
+    return (
+        f"{spread.count} configurations of {spread.models} models: median absolute error {spread.median:.1%}, "
+        f"95th percentile {spread.p95:.1%}; {spread.too_low} predicted too low by more than 2 %."
+    )
 
 
 def published(language: str) -> str:
-    rows = [
-        (
-            source,
-            str(len(errors)),
-            f"{statistics.median(map(abs, errors)):.1%}",
-            percent(min(errors)),
-            percent(max(errors)),
-        )
-        for source, errors in records.published_errors().items()
-    ]
+    """Error against published measurements, by source."""
+    rows = []
+    for name, errors in records.published_errors().items():
+        median = f"{statistics.median(map(abs, errors)):.1%}"
+        rows.append((name, str(len(errors)), median, percent(min(errors)), percent(max(errors))))
     return table(HEADINGS["published"][language], rows)
 
 
+def published_rows(language: str) -> str:
+    """Every published measurement, predicted beside measured, with the reason for each miss."""
+    rows = []
+    for row in records.published_rows():
+        shape = f"{row['batch']} x {row['length']}" + (" checkpointed" if row["checkpointing"] else "")
+        sizes = [f"{row[key]:,.0f}" if row[key] else "–" for key in ("published", "predicted")]
+        error = percent(row["error"]) if row["error"] is not None else "–"
+        settings = [row[key] for key in ("precision", "optimizer", "attention", "grade")]
+        rows.append((row["source"], row["model"], shape, *settings, *sizes, error, row["reason"]))
+    return table(HEADINGS["published-rows"][language], rows)
+
+
 def step(language: str) -> str:
+    """Time and gradient error of a micro-batched step."""
     found = record("step")
     low, high = found["ratio_quartiles"]
     error = max(found["gradient_error"].values())
@@ -150,39 +176,39 @@ def step(language: str) -> str:
             f"（四分位 {low:.3f}–{high:.3f}，{found['steps']} 步交替测量）；梯度相对误差最大 {error:.1e}。\n"
         )
     return (
-        f"Against a hand-written PyTorch loop over the same slices a step takes {found['ratio_median']:.3f} × "
-        f"the time (quartiles {low:.3f} to {high:.3f}, {found['steps']} steps, interleaved); "
-        f"the gradient differs from the whole batch's by at most {error:.1e}, relative.\n"
+        f"A step takes {found['ratio_median']:.3f} × the time of a hand-written PyTorch loop over the same "
+        f"micro-batches (quartiles {low:.3f} to {high:.3f}, {found['steps']} steps, interleaved). "
+        f"Its gradient differs from that of the whole batch by at most {error:.1e} (relative).\n"
     )
 
 
-def rungs(name: str) -> Callable[[str], str]:
-    """A ladder's own table."""
-
-    def block(language: str) -> str:
-        from tightfit.report.comparison import comparison_as_markdown
-
-        return comparison_as_markdown(load_comparison(RECORDS / f"{name}.json"), language)
-
-    return block
+def recipes(name: str) -> Callable[[str], str]:
+    """The table of a comparison, as `tightfit compare` writes it."""
+    return lambda language: source.comparison_as_markdown(records.path_of(name), language)
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[[str], str]] = {
+    "plan-short": plan_blocks.plan_short,
+    "strategies-short": strategies_short,
+    "figures": figures,
+    "folders": folders,
+    "plan": plan_blocks.plan,
+    "devices": plan_blocks.devices,
+    "planning-time": plan_blocks.planning_time,
     "strategies": strategies,
-    "regret": planned.regret,
-    "planning": planned.planning,
-    "tree": tree,
-    "answers": planned.answers,
-    "answer": planned.answer,
-    "promise": planned.promise,
-    "quality": quality,
-    "comparison": ladder,
-    "recipes-macbert-large": rungs("recipes-macbert-large"),
-    "recipes-minilm": rungs("recipes-minilm"),
-    "same": same,
-    "frozen": frozen,
-    "padding": padding,
     "memory": memory,
+    "hard-limit": plan_blocks.hard_limit,
+    "plan-choice": plan_blocks.plan_choice,
     "published": published,
+    "published-rows": published_rows,
+    "comparison": comparison,
+    "recipes-macbert-large": recipes(records.RECIPES_LARGE),
+    "recipes-minilm": recipes(records.RECIPES_MINILM),
+    "quality": quality,
+    "same-result": same_result,
     "step": step,
+    "freeze": freeze,
+    "padding": padding,
+    "reliability": reliability.block,
+    "modules": modules,
 }

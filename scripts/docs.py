@@ -1,22 +1,52 @@
-"""Write the generated blocks of README.md and README.zh.md: `make docs`. A test checks that they are up to date.
+"""Fill the generated blocks of README.md, README.zh.md and docs/*.md: `make docs`. A test checks that they are current.
 
-A block stands between `<!-- NAME -->` and `<!-- /NAME -->`; its content comes from the source or from records/.
+A block stands between two markers, each on its own line; everything between them is replaced:
+
+    <!-- NAME -->
+    <!-- /NAME -->
+
+Any page may use any block, as often as it likes. README.zh.md gets its blocks in Chinese, every other page in English.
+Numbers come from records/, names and descriptions from src/tightfit; nothing in a block is typed by hand.
+
+    plan-short             the start of a printed plan: recipe, peak, baseline, reasons     README
+    strategies-short       strategies by the memory they free and their effect on results   README
+    figures                four figures, each with a link to how it was measured            README
+    folders                the folders of the project, one line each                        README
+    plan                   the whole printed plan                                           docs/plans.md
+    devices                the plan for the same job on several devices                     docs/plans.md
+    planning-time          how long planning takes                                          docs/benchmarks.md
+    strategies             every strategy with settings, result, memory and description     docs/strategies.md
+    memory                 predicted against measured peak, by model                        docs/accuracy.md
+    hard-limit             runs under a hard memory limit of exactly the budget             docs/accuracy.md
+    plan-choice            the chosen recipe against its alternatives, measured             docs/accuracy.md
+    published              error against published GPU measurements, by source              docs/accuracy.md
+    published-rows         every published GPU measurement beside its prediction            docs/published.md
+    comparison             BERT-Large, every layer, beside transformers.Trainer             docs/benchmarks.md
+    recipes-macbert-large  what `tightfit compare` measured for BERT-Large                  docs/benchmarks.md
+    recipes-minilm         what `tightfit compare --full` measured for MiniLM               docs/benchmarks.md
+    quality                F1 by seed                                                       docs/benchmarks.md
+    same-result            losses after some steps from the same weights                    docs/benchmarks.md
+    step                   time and gradient error of a micro-batched step                  docs/benchmarks.md
+    freeze                 epochs of a frozen encoder                                       docs/benchmarks.md
+    padding                tokens computed in an epoch                                      docs/benchmarks.md
+    reliability            the results of the fault-injection tests                         docs/reliability.md
+    modules                every module with the first line of its docstring                docs/architecture.md
 """
 
 from __future__ import annotations
 
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pictures
 import records
-import reliability
+import source
 from blocks import BLOCKS
-from tables import percent, table
 
 ROOT = Path(__file__).resolve().parent.parent
-READMES = {"README.md": "en", "README.zh.md": "zh"}
+CHINESE = {"README.zh.md"}
+MARKER = re.compile(r"^<!-- (/?)([a-z][a-z0-9-]*) -->$", re.MULTILINE)
 
 
 def main() -> None:
@@ -24,42 +54,46 @@ def main() -> None:
         path.write_text(content, "utf-8")
 
 
+def pages() -> list[Path]:
+    """Every page that may hold blocks."""
+    return [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
 def written() -> dict[Path, str]:
-    """Every file that is made here, and what it has to hold."""
-    files = {ROOT / name: filled((ROOT / name).read_text("utf-8"), language) for name, language in READMES.items()}
-    files[ROOT / "docs" / "published.md"] = published_page()
-    files[ROOT / "docs" / "reliability.md"] = reliability.page(table)
-    files[ROOT / "docs" / "ladder.svg"] = pictures.comparison_chart()
+    """Every generated file, and what it has to hold."""
+    files = {page: filled(page.read_text("utf-8"), language(page)) for page in pages()}
+    files[ROOT / "docs" / "comparison.svg"] = pictures.comparison_picture()
     files[ROOT / "docs" / "accuracy.svg"] = pictures.accuracy_picture()
     files[ROOT / "docs" / "demo.svg"] = pictures.report_picture()
-    files[ROOT / "src" / "tightfit" / "simulation" / "accuracy.json"] = records.accuracy_file()
+    files[source.ERROR_BAND] = records.error_band_file()
     return files
 
 
+def language(page: Path) -> str:
+    return "zh" if page.name in CHINESE else "en"
+
+
 def filled(text: str, language: str) -> str:
-    """The text with every block made anew."""
-    for name, make in BLOCKS.items():
-        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        text = pattern.sub(lambda found, make=make: found[1] + make(language) + found[2], text)
+    """The text with the content of every block replaced."""
+    for name in dict.fromkeys(markers(text)) & BLOCKS.keys():
+        pattern = re.compile(rf"^(<!-- {name} -->\n).*?^(<!-- /{name} -->)$", re.DOTALL | re.MULTILINE)
+        text = pattern.sub(_with_content(BLOCKS[name](language)), text)
     return text
 
 
-def published_page() -> str:
-    """Every published row, foretold beside measured, with the reason for each miss."""
-    headings = ("source", "model", "batch x length", "precision", "optimizer", "attention", "grade", "published MiB")
-    rows = []
-    for row in records.published_rows():
-        what = f"{row['batch']} x {row['length']}" + (" checkpointed" if row["checkpointing"] else "")
-        predicted = f"{row['predicted']:,.0f}" if row["predicted"] else "–"
-        error = percent(row["error"]) if row["error"] is not None else "–"
-        cells = [row[key] for key in ("source", "model")]
-        cells += [what, *(row[key] for key in ("precision", "optimizer", "attention", "grade"))]
-        cells += [f"{row['published']:,.0f}" if row["published"] else "–", predicted, error, row["reason"]]
-        rows.append(tuple(cells))
-    return (ROOT / "docs" / "published.head.md").read_text("utf-8") + table(
-        (*headings, "foretold MiB", "error", ""), rows
-    )
+def _with_content(content: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: found[1] + content + found[2]
+
+
+def markers(text: str) -> list[str]:
+    """The names of the blocks that a page opens."""
+    return [name for closing, name in MARKER.findall(text) if not closing]
+
+
+def prose(text: str) -> str:
+    """A page without its generated blocks."""
+    return re.sub(r"^<!-- ([a-z0-9-]+) -->$.*?^<!-- /\1 -->$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

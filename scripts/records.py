@@ -1,4 +1,4 @@
-"""The committed records, and what they say of the rehearsal's accuracy."""
+"""The committed records as values: the names of their files and keys are in this file only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,158 @@ from typing import Any
 
 RECORDS = Path(__file__).resolve().parent.parent / "records"
 CURRENT = ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2", "hf_pr_28802_bert_sdpa")  # others ran code of years ago
-_OUTERMOST = 0.02  # of the runs on either side are left out of the band
+_OUTERMOST = 0.02  # of the runs on either side are left out of the error band
+
+# Names of files, without .json.
+COMPARISON = "comparison"
+RECIPES_LARGE = "recipes-macbert-large"
+RECIPES_MINILM = "recipes-minilm"
+# Keys that carry a word of the vocabulary.
+PREDICTED_BYTES = "predicted_bytes"
+PREDICTED_SECONDS = "predicted_seconds"
+PREDICTED_AROUND = "predicted_around"
+BASELINE = "baseline"
+ESTIMATE = "estimate"
+PHASES = "phases"  # inside an estimate
+TRAINER = "transformers.Trainer"
 
 
 def record(name: str) -> Any:
-    return json.loads((RECORDS / f"{name}.json").read_text("utf-8"))
+    return json.loads(path_of(name).read_text("utf-8"))
 
 
-def memory_runs() -> list[dict[str, Any]]:
-    return record("memory")["runs"]
+def path_of(name: str) -> Path:
+    return RECORDS / f"{name}.json"
+
+
+def printed_plan() -> str:
+    """What `tightfit plan` printed for BERT-Large on a GPU of 4 GB."""
+    return (RECORDS / "answer.txt").read_text("utf-8").strip()
+
+
+@dataclass(frozen=True)
+class Device:
+    """The plan for one device, and what the baseline would need there."""
+
+    plan: dict[str, Any]
+    baseline: dict[str, Any]
+
+
+def devices() -> list[Device]:
+    return [Device(plan, plan[BASELINE]) for plan in record("answers").values()]
+
+
+@dataclass(frozen=True)
+class MemoryRun:
+    """One configuration, predicted and measured in a fresh process."""
+
+    model: str
+    parameters: int
+    predicted: int
+    measured: int
+
+    @property
+    def error(self) -> float:
+        """Below zero: predicted too low."""
+        return self.predicted / self.measured - 1
+
+
+def memory_runs() -> list[MemoryRun]:
+    return [
+        MemoryRun(run["configuration"].partition(" ")[0], run["parameters"], run["predicted"], run["measured"])
+        for run in record("memory")["runs"]
+    ]
+
+
+def errors_of(runs: list[MemoryRun]) -> tuple[float, float, float]:
+    """Median, lowest, highest."""
+    errors = [run.error for run in runs]
+    return statistics.median(errors), min(errors), max(errors)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The distribution of the absolute errors."""
+
+    count: int
+    models: int
+    median: float
+    p95: float
+    too_low: int
+
+    @classmethod
+    def of(cls, runs: list[MemoryRun]) -> Spread:
+        sizes = sorted(abs(run.error) for run in runs)
+        too_low = sum(run.error < -0.02 for run in runs)
+        p95 = sizes[int(0.95 * (len(sizes) - 1))]
+        return cls(len(runs), len({run.model for run in runs}), statistics.median(sizes), p95, too_low)
+
+
+@dataclass(frozen=True)
+class LimitedRun:
+    """One run under a hard memory limit of exactly its budget."""
+
+    model: str
+    budget: str
+    finished: bool
+    used: float = 0.0
+    """Measured peak over budget."""
+    ratio: float = 0.0
+    """Measured over predicted."""
+    recoveries: int | None = None
+    """How often it had to plan again or to halve a micro-batch; None where the run did not note it."""
+
+    @classmethod
+    def of(cls, name: str, run: dict[str, Any]) -> LimitedRun:
+        model, _, budget = name.partition(" ")
+        if run["exit"] != 0:
+            return cls(model, budget, finished=False)
+        peak, noted = run["peak_bytes"], run.get("not_as_planned")
+        recoveries = None if noted is None else len(noted)
+        return cls(model, budget, True, peak / run["budget_bytes"], peak / run[PREDICTED_BYTES], recoveries)
+
+
+def limited_runs() -> list[LimitedRun]:
+    return [LimitedRun.of(name, run) for name, run in record("promise")["runs"].items()]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One recipe beside transformers.Trainer."""
+
+    recipe: str
+    peak_bytes: int
+    predicted_bytes: int | None
+    ratio: float
+    """Time of a step over Trainer's."""
+    quartiles: tuple[float, float]
+
+
+def compared_runs() -> list[ComparedRun]:
+    return [
+        ComparedRun(name, run["peak_bytes"], run[PREDICTED_BYTES], run["ratio"], tuple(run["ratio_quartiles"]))
+        for name, run in record(COMPARISON)["runs"].items()
+    ]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo's memory, predicted and measured."""
+
+    estimate: dict[str, Any]
+    phases: dict[str, dict[str, int]]
+    measured: dict[str, int]
+
+
+def demo() -> Demo:
+    found = record("demo")
+    return Demo(found[ESTIMATE], found[ESTIMATE][PHASES], found["measured"])
+
+
+def time_errors(alone: dict[str, Any]) -> list[float]:
+    """Predicted over measured time, minus one: once for each calibration of the machine."""
+    predicted = alone.get(PREDICTED_AROUND, [alone[PREDICTED_SECONDS]])
+    return [seconds / alone["seconds_per_step"] - 1 for seconds in predicted]
 
 
 def published_rows() -> list[dict[str, Any]]:
@@ -26,7 +169,7 @@ def published_rows() -> list[dict[str, Any]]:
 
 
 def published_errors() -> dict[str, list[float]]:
-    """By source, of the rows that could be rehearsed."""
+    """By source, of the rows that could be simulated."""
     errors: dict[str, list[float]] = {}
     for row in published_rows():
         if row["error"] is not None:
@@ -34,38 +177,11 @@ def published_errors() -> dict[str, list[float]]:
     return errors
 
 
-def error(run: dict[str, Any]) -> float:
-    """Below zero: foretold too low."""
-    return run["predicted"] / run["measured"] - 1
-
-
-def errors_of(runs: list[dict[str, Any]]) -> tuple[float, float, float]:
-    """Median, lowest, highest."""
-    errors = [error(run) for run in runs]
-    return statistics.median(errors), min(errors), max(errors)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How far off the runs are."""
-
-    count: int
-    median: float
-    p95: float
-    too_low: int
-
-    @classmethod
-    def of(cls, runs: list[dict[str, Any]]) -> Spread:
-        sizes = sorted(abs(error(run)) for run in runs)
-        too_low = sum(error(run) < -0.02 for run in runs)
-        return cls(len(runs), statistics.median(sizes), sizes[int(0.95 * (len(sizes) - 1))], too_low)
-
-
-def accuracy_file() -> str:
-    """Measured over foretold, low and high: on a CPU from our own runs, on a card from tables of today's libraries."""
-    cpu = [1 / (1 + error(run)) for run in memory_runs()]
-    card = [1 / (1 + each) for source, errors in published_errors().items() if source in CURRENT for each in errors]
-    return json.dumps({"cpu": _band(cpu), "cuda": _band(card)}) + "\n"
+def error_band_file() -> str:
+    """Measured over predicted, low and high: our own runs on a CPU, tables of current libraries for GPUs."""
+    cpu = [1 / (1 + run.error) for run in memory_runs()]
+    gpu = [1 / (1 + each) for source, errors in published_errors().items() if source in CURRENT for each in errors]
+    return json.dumps({"cpu": _band(cpu), "cuda": _band(gpu)}) + "\n"
 
 
 def _band(ratios: list[float]) -> list[float]:

@@ -2,99 +2,127 @@
 
 from __future__ import annotations
 
-HEADINGS = {
+from collections.abc import Sequence
+
+HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "figures": {
+        "en": ("", "", "how it was measured"),
+        "zh": ("", "", "如何测得"),
+    },
     "strategies": {
         "en": ("strategy", "result", "frees", "what it does"),
-        "zh": ("策略", "对结果的影响", "省下的内存", "作用"),
+        "zh": ("策略", "对结果的影响", "节省的内存", "作用"),
     },
-    "regret": {
+    "strategies-short": {
+        "en": ("frees", "result `same`", "result `close`", "result `different`"),
+        "zh": ("节省", "结果 `same`", "结果 `close`", "结果 `different`"),
+    },
+    "only-time": {
+        "en": ("(time only)",),
+        "zh": ("（只省时间）",),
+    },
+    "plan-choice": {
         "en": (
             "model",
             "budget",
-            "the plan",
-            "slower than the fastest",
-            "… than those next to it",
-            "pairs in the foretold order",
-            "its time foretold, alone",
+            "chosen recipe",
+            "slower than the fastest alternative",
+            "slower than the fastest of its neighbours",
+            "pairs in predicted order",
+            "error of predicted time, run alone",
         ),
         "zh": (
             "模型",
             "预算",
-            "方案",
-            "比最快的慢",
-            "比相邻的慢",
-            "次序与预测相同的配对",
+            "选中的方案",
+            "比最快的备选方案慢",
+            "比最快的相邻方案慢",
+            "次序与预测一致的配对",
             "单独运行时的用时预测误差",
         ),
     },
-    "planning": {
-        "en": ("budget", "asked for", "a plan takes"),
+    "planning-time": {
+        "en": ("budget", "when", "time to plan"),
         "zh": ("预算", "何时", "规划用时"),
     },
     "quality": {
         "en": ("", "F1 of seeds 1, 2, …"),
         "zh": ("", "种子 1、2……的 F1"),
     },
-    "answers": {
-        "en": ("device", "budget", "the plain way", "the plan", "peak", "an epoch", "result"),
-        "zh": ("设备", "预算", "普通做法", "方案", "峰值", "每轮用时", "对结果的影响"),
+    "devices": {
+        "en": ("device", "budget", "baseline", "plan", "peak", "time/epoch", "result"),
+        "zh": ("设备", "预算", "基线", "方案", "峰值", "每个 epoch 用时", "对结果的影响"),
     },
-    "promise": {
-        "en": (
-            "model",
-            "runs",
-            "died",
-            "mended on the way",
-            "budgets",
-            "measured peak / budget",
-            "measured / foretold",
-        ),
-        "zh": ("模型", "次数", "中断", "途中补救", "预算", "实测峰值 / 预算", "实测 / 预测"),
+    "hard-limit": {
+        "en": ("model", "runs", "failed", "recovered", "budgets", "measured peak / budget", "measured / predicted"),
+        "zh": ("模型", "次数", "失败", "中途恢复", "预算", "实测峰值 / 预算", "实测 / 预测"),
     },
     "comparison": {
-        "en": ("", "whole process", "predicted", "time of a step"),
-        "zh": ("", "整个进程", "预测", "每步用时"),
+        "en": ("", "peak, whole process", "predicted", "time per step"),
+        "zh": ("", "整个进程的峰值", "预测", "每步用时"),
     },
-    "same": {
-        "en": ("", "loss", "against Trainer's"),
+    "same-result": {
+        "en": ("", "loss", "difference from Trainer"),
         "zh": ("", "损失", "与 Trainer 之差"),
     },
-    "frozen": {
+    "freeze": {
         "en": ("model", "rows", "recipe", "epoch 1", "epoch 2", "epoch 2 / epoch 1", "F1"),
-        "zh": ("模型", "行数", "配方", "第 1 轮", "第 2 轮", "第 2 轮 / 第 1 轮", "F1"),
+        "zh": ("模型", "样本数", "方案", "第 1 个 epoch", "第 2 个 epoch", "第 2 个 / 第 1 个", "F1"),
     },
     "padding": {
-        "en": (
-            "texts cut at",
-            "rows meet by chance",
-            "`bucket`",
-            "`micro-batch:size=8`",
-            "`micro-batch:size=8 bucket`",
-        ),
-        "zh": ("文本截断长度", "随机相遇", "`bucket`", "`micro-batch:size=8`", "`micro-batch:size=8 bucket`"),
+        "en": ("max length", "shuffled batches"),
+        "zh": ("最大长度", "随机组批"),
     },
     "memory": {
         "en": ("model", "parameters", "recipes", "median error", "lowest", "highest"),
-        "zh": ("模型", "参数量", "配方数", "误差中位数", "最低", "最高"),
+        "zh": ("模型", "参数量", "方案数", "误差中位数", "最低", "最高"),
     },
     "published": {
         "en": ("source", "rows", "median absolute error", "lowest", "highest"),
         "zh": ("来源", "行数", "误差绝对值中位数", "最低", "最高"),
     },
+    "published-rows": {
+        "en": (
+            "source",
+            "model",
+            "batch x length",
+            "precision",
+            "optimizer",
+            "attention",
+            "grade",
+            "published MiB",
+            "predicted MiB",
+            "error",
+            "",
+        ),
+        "zh": (
+            "来源",
+            "模型",
+            "批大小 x 长度",
+            "精度",
+            "优化器",
+            "注意力",
+            "等级",
+            "公布值 MiB",
+            "预测值 MiB",
+            "误差",
+            "",
+        ),
+    },
 }
 
 ASKED = {
     "en": (
-        "on first use, measuring the machine",
-        "in a fresh process, median and range",
-        "after it, in the same process",
+        "first use, including the calibration of the machine",
+        "fresh process, median and range",
+        "later, in the same process",
     ),
-    "zh": ("首次使用，先测机器速度", "新进程，中位数与范围", "随后在同一进程里"),
+    "zh": ("首次使用，含测量本机速度", "新进程，中位数与范围", "随后在同一进程里"),
 }
 
 
-def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [headings, tuple("---" for _ in headings), *rows]
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

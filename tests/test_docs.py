@@ -1,4 +1,4 @@
-"""What the READMEs show is what the source and the records say, and their commands exist."""
+"""The documentation shows what the source and the records say, and its commands and code run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
+READMES = ["README.md", "README.zh.md"]
+PAGES = [*READMES, *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+OLD_WORDS = r"foretold|foretell|rehears|ladder|\brungs?\b|mended|the plain way|\bbills?\b"
+HISTORY = "docs/log.md"  # entries are left as they were written
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +31,32 @@ def docs() -> Any:
     return module
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
-def test_generated_blocks_are_up_to_date(docs: Any, name: str) -> None:
-    text = (ROOT / name).read_text("utf-8")
-    for block in docs.BLOCKS:
-        assert f"<!-- {block} -->" in text, f"{name} has lost its block {block}"
-    assert docs.filled(text, docs.READMES[name]) == text, "run `make docs`"
+def read(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_marker_names_a_block_and_is_closed(docs: Any, page: str) -> None:
+    found = docs.MARKER.findall(read(page))
+    assert [name for _, name in found if name not in docs.BLOCKS] == []
+    opening, closing = found[::2], found[1::2]
+    assert opening == [("", name) for _, name in opening]
+    assert closing == [("/", name) for _, name in opening]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_blocks_are_up_to_date(docs: Any, page: str) -> None:
+    assert docs.filled(read(page), docs.language(ROOT / page)) == read(page), "run `make docs`"
+
+
+def test_every_block_is_shown_and_described(docs: Any) -> None:
+    shown = {name for page in PAGES if page != "README.zh.md" for name in docs.markers(read(page))}
+    assert shown == set(docs.BLOCKS)
+    assert set(docs.BLOCKS) <= set(docs.__doc__.split())
+
+
+def test_both_readmes_show_the_same_blocks(docs: Any) -> None:
+    assert docs.markers(read("README.md")) == docs.markers(read("README.zh.md"))
 
 
 def test_generated_files_are_up_to_date(docs: Any) -> None:
@@ -51,15 +75,59 @@ def test_the_records_keep_the_promise_of_accuracy(docs: Any) -> None:
     assert statistics.median(errors) <= 0.05
 
 
-def commands(name: str) -> list[list[str]]:
-    text = (ROOT / name).read_text("utf-8")
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+@pytest.mark.parametrize("readme", READMES)
+def test_a_readme_is_short(readme: str) -> None:
+    assert len(read(readme).splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_a_page_starts_with_what_it_is_for(page: str) -> None:
+    title, empty, first, *_ = read(page).splitlines()
+    assert title.startswith("# ")
+    assert not empty
+    assert first.startswith("This page is ")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in ("README.zh.md", HISTORY)])
+def test_pages_are_written_in_the_words_of_today(docs: Any, page: str) -> None:
+    """Only what people wrote: blocks take their words from the source."""
+    assert re.findall(OLD_WORDS, docs.prose(read(page)), re.IGNORECASE) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", read(page)):
+        if not target.startswith("http"):
+            name, _, anchor = target.partition("#")
+            path = (ROOT / page).parent / name if name else ROOT / page
+            assert path.exists(), f"{page} links to {target}"
+            assert not anchor or anchor in anchors(path), f"{page} links to {target}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_architecture_page_names_modules_that_exist(docs: Any) -> None:
+    source = ROOT / "src" / "tightfit"
+    text = docs.prose(read("docs/architecture.md"))
+    files = set(re.findall(r"(?<![\w/])(?:[a-z_]+/)?[a-z_]+\.py\b", text))
+    known = {path.name for path in source.rglob("*.py")} | {f"{p.parent.name}/{p.name}" for p in source.rglob("*.py")}
+    folders = set(re.findall(r"(?<![\w/.])([a-z_]+)/(?=[\s`,.;:]|$)", text, re.MULTILINE))
+    assert sorted(name for name in files - known if not (ROOT / name).is_file()) == []
+    assert sorted(name for name in folders if not ((source / name).is_dir() or (ROOT / name).is_dir())) == []
+
+
+def commands(page: str) -> list[list[str]]:
+    blocks = re.findall(r"```bash\n(.*?)```", read(page), re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True) for line in lines if line.startswith("tightfit ")]
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
-def test_every_command_is_one_that_the_command_line_takes(name: str) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_every_command_is_one_that_the_command_line_takes(page: str) -> None:
     """Parsed by the real command line; the run itself is the business of other tests."""
     import typer
 
@@ -67,46 +135,58 @@ def test_every_command_is_one_that_the_command_line_takes(name: str) -> None:
     from tightfit.strategies.recipe import Recipe
 
     group = typer.main.get_command(app)
-    found = commands(name)
-    assert len(found) >= 5
-    for _, verb, *words in found:
+    for _, verb, *words in commands(page):
         command = group.commands[verb]  # type: ignore[attr-defined]
         context = command.make_context(verb, list(words))
         Recipe.parse(context.params.get("use") or [])
 
 
-def test_the_python_of_the_readme_runs(trained: Path, tiny_model: Path, tmp_path: Path) -> None:
-    """The six lines, with a tiny model and file in the places of the named ones."""
+@pytest.mark.parametrize("readme", READMES)
+def test_a_readme_shows_the_main_commands(readme: str) -> None:
+    assert {verb for _, verb, *_ in commands(readme)} >= {"plan", "train", "estimate", "compare", "explain"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/plans.md"])
+def test_the_python_of_a_page_runs(page: str, tiny_model: Path, tmp_path: Path) -> None:
+    """With a tiny model and file in the places of the named ones."""
+    names = run_python(page, tiny_model, tmp_path)
+    assert names["job"].batch_size == 32
+    if "run" in names:
+        assert names["run"].metrics["eval_f1"] >= 0
+        assert (tmp_path / "hotel" / "run.json").is_file()
+
+
+def test_the_loop_of_ones_own_can_be_estimated(tiny_model: Path, tmp_path: Path) -> None:
+    assert run_python("docs/prediction.md", tiny_model, tmp_path)["estimate"].fits
+
+
+def run_python(page: str, model: Path, folder: Path) -> dict[str, Any]:
+    """The names that the page's only piece of Python leaves behind."""
     from conftest import write_reviews
 
-    text = (ROOT / "README.md").read_text("utf-8")
-    code, own_loop = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    code = code.replace("hfl/chinese-macbert-large", str(tiny_model)).replace("max_length=128", "max_length=64")
-    code = code.replace("reviews.csv", str(write_reviews(tmp_path / "reviews.csv")))
-    code = code.replace("runs/hotel", str(tmp_path / "hotel"))
+    (code,) = re.findall(r"```python\n(.*?)```", read(page), re.DOTALL)
+    code = code.replace("hfl/chinese-macbert-large", str(model)).replace("max_length=128", "max_length=64")
+    code = code.replace("reviews.csv", str(write_reviews(folder / "reviews.csv")))
+    code = code.replace("runs/hotel", str(folder / "hotel"))
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
-    assert names["run"].metrics["eval_f1"] >= 0
-    assert (tmp_path / "hotel" / "run.json").is_file()
-    exec(compile(own_loop, "README.md", "exec"), names)
-    assert names["phases"].fits
+    exec(compile(code, page, "exec"), names)
+    return names
 
 
-def test_the_job_file_of_the_readme_is_one(tmp_path: Path) -> None:
+def test_the_job_file_of_the_documentation_is_one(tmp_path: Path) -> None:
     from tightfit.job import Job, read_job_file
     from tightfit.strategies.recipe import Recipe
 
-    text = (ROOT / "README.md").read_text("utf-8")
-    content = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0]
+    (content,) = re.findall(r"```yaml\n(.*?)```", read("docs/commands.md"), re.DOTALL)
     assert yaml.safe_load(content)
     (tmp_path / "job.yaml").write_text(content, "utf-8")
     values, use = read_job_file(tmp_path / "job.yaml")
     assert Job(**values).batch_size == 32
-    assert Recipe.parse(use).specs
+    assert Recipe.parse(use).strategies
 
 
 def test_both_languages_say_the_same() -> None:
     """The same sections, the same commands, the same code."""
-    english, chinese = ((ROOT / name).read_text("utf-8") for name in ("README.md", "README.zh.md"))
+    english, chinese = map(read, READMES)
     assert len(re.findall(r"^## ", english, re.MULTILINE)) == len(re.findall(r"^## ", chinese, re.MULTILINE))
     assert commands("README.md") == commands("README.zh.md")

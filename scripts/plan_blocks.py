@@ -1,0 +1,113 @@
+"""The blocks about plans: what is printed, for which devices, whether runs keep to it, and how long planning takes."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from typing import Any
+
+import records
+from records import record
+from source import format_seconds
+from tables import ASKED, HEADINGS, gib, table
+
+_COMMAND = '$ tightfit plan --model hfl/chinese-macbert-large --data reviews.csv --device "GTX 1650 4GB"'
+_WIDTH = 112
+
+
+def plan(_: str) -> str:
+    """The whole printed plan."""
+    return f"```\n{_COMMAND}\n{records.printed_plan()}\n```\n"
+
+
+def plan_short(_: str) -> str:
+    """Recipe, baseline and reasons, wrapped as in a terminal."""
+    sections = records.printed_plan().split("\n\n")[:3]
+    lines = [_wrapped(line) for line in "\n\n".join(sections).splitlines()]
+    return "```\n" + "\n".join([_COMMAND, *lines, "", "…"]) + "\n```\n"
+
+
+def _wrapped(line: str) -> str:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def devices(language: str) -> str:
+    """BERT-Large in 4 GB on several devices."""
+    rows = [
+        (
+            device.plan["device"],
+            gib(device.plan["budget_bytes"]),
+            f"{gib(device.baseline['peak_bytes'])}, {format_seconds(device.baseline['seconds_per_epoch'])}",
+            f"`{' '.join(device.plan['recipe'])}`",
+            gib(device.plan["peak_bytes"]),
+            format_seconds(device.plan["seconds_per_epoch"]),
+            f"`{device.plan['result']}`",
+        )
+        for device in records.devices()
+    ]
+    return table(HEADINGS["devices"][language], rows)
+
+
+def hard_limit(language: str) -> str:
+    """Runs under a hard limit, by model."""
+    runs = records.limited_runs()
+    models = dict.fromkeys(run.model for run in runs)
+    rows = [_limited(model, [run for run in runs if run.model == model]) for model in models]
+    return table(HEADINGS["hard-limit"][language], rows)
+
+
+def _limited(model: str, runs: list[records.LimitedRun]) -> tuple[str, ...]:
+    done = [run for run in runs if run.finished]
+    noted = [run.recoveries for run in done if run.recoveries is not None]
+    recovered = f"{sum(map(bool, noted))} / {len(noted)}" if noted else "–"
+    budgets = ", ".join(run.budget for run in runs)
+    used, ratios = _range([run.used for run in done], 2), _range([run.ratio for run in done], 3)
+    return model, str(len(runs)), str(len(runs) - len(done)), recovered, budgets, used, ratios
+
+
+def _range(values: list[float], digits: int) -> str:
+    return f"{min(values):.{digits}f} – {max(values):.{digits}f}" if values else "–"
+
+
+def plan_choice(language: str) -> str:
+    """The chosen recipe beside the alternatives that fit, measured in turns and alone."""
+    rows = []
+    for name, case in record("regret")["cases"].items():
+        beside, alone = case["together"], case.get("alone")
+        chosen = beside["runs"][0]["recipe"]
+        error = _time_error(alone) if alone else "–"
+        if alone and alone["recipe"] != chosen:  # times so close that another day has another plan
+            error += f" (`{' '.join(alone['recipe'])}`)"
+        pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
+        rows.append((*name.split(), f"`{' '.join(chosen)}`", _slower(beside), _slower(case.get("near")), pairs, error))
+    return table(HEADINGS["plan-choice"][language], rows)
+
+
+def _slower(measured: dict[str, Any] | None) -> str:
+    """Than the fastest with the same effect on the result; nothing where there was no alternative."""
+    if not measured or len(_same_effect(measured["runs"])) < 2:
+        return "–"
+    return f"{measured['regret']:.0%}"
+
+
+def _same_effect(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [run for run in runs if run["result"] == runs[0]["result"]]
+
+
+def _time_error(alone: dict[str, Any]) -> str:
+    """The mean error, and that of each calibration of the machine."""
+    errors = records.time_errors(alone)
+    each = f" ({', '.join(f'{one:+.0%}' for one in errors)})" if len(errors) > 1 else ""
+    return f"{statistics.mean(errors):+.0%}{each}"
+
+
+def planning_time(language: str) -> str:
+    """In a fresh process, and for other budgets in one that has already planned."""
+    found = record("planning")
+    first, fresh, again = ASKED[language]
+    seconds = [run["seconds"] for run in found["cold"]]
+    rows = [(found["budget"], first, f"{found['first_use']['seconds']:.1f} s")]
+    rows += [(found["budget"], fresh, f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} – {max(seconds):.1f})")]
+    rows += [(budget, again, f"{run['seconds']:.2f} s") for budget, run in found["others"].items()]
+    return table(HEADINGS["planning-time"][language], rows)
