@@ -96,5 +96,5 @@ def _inputs(found: dict[str, Any]) -> str:
 
 def _fuzz(found: dict[str, Any]) -> str:
     (files,) = found[FUZZ]["results"]
-    rows = [(f"{files['read']:,}", f"{files['refused']:,}", str(len(files["unhandled"])))]
+    rows = [(f"{files['read']:,}", f"{files['rejected']:,}", str(len(files["unhandled"])))]
     return "\n### Mutated files\n\n" + table(("read", "rejected in one sentence", "unhandled"), rows)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from tightfit.ops import fake as shapes
+from tightfit.ops import fake
 
 
 class LiveBytes(TorchDispatchMode):
@@ -34,7 +34,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _follow(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if shapes.now.on_host:
+        if fake.now.on_host:
             storage.on_host = True
         if key in self.alive or is_on_host(storage):
             return

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import tightfit
 from tightfit import compat
 from tightfit.compat import FakeTensor, FakeTensorMode, TorchDispatchMode
-from tightfit.simulation import op_counts as work
+from tightfit.simulation import op_counts
 from tightfit.training.trainer import Trainer
 
 SOURCE = Path(tightfit.__file__).parent
@@ -263,7 +263,7 @@ def test_reading_a_value_and_writing_by_mask() -> None:
 
 
 def test_the_kinds_of_work_name_operations_that_exist() -> None:
-    assert [name for name in work._SORT_OF if not hasattr(torch.ops.aten, name)] == []
+    assert [name for name in op_counts._SORT_OF if not hasattr(torch.ops.aten, name)] == []
 
 
 # torch: autograd, storages and the rest

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import write_reviews
 
-from tightfit.cli import app as cli
+from tightfit.cli import app
 
 Answer = tuple[int, str, str]
 Run = Callable[..., Answer]
@@ -29,7 +29,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["tightfit", *map(str, words)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            app.main()
         out, err = capsys.readouterr()
         return int(end.value.code or 0), out, err
 
@@ -111,7 +111,7 @@ def test_the_collector_is_on_again_afterwards(run: Run, verb: str, tiny_model: P
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with cli._without_collector():
+        with app._without_collector():
             pass
         assert not gc.isenabled()
     finally:

@@ -22,7 +22,7 @@ from tightfit.planning.export import columns_of, unexportable_reason
 from tightfit.planning.select import Selector
 from tightfit.runs.record import load_run
 from tightfit.strategies.recipe import Recipe
-from tightfit.training import run as training
+from tightfit.training import run as training_run
 from tightfit.training import trainer
 from tightfit.units import parse_bytes
 
@@ -31,9 +31,9 @@ from tightfit.units import parse_bytes
 def _own_rates(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     from plans import RATES
 
-    from tightfit.timing import calibrate as measured
+    from tightfit.timing import calibrate
 
-    monkeypatch.setattr(measured, "cpu_rates", lambda: RATES)
+    monkeypatch.setattr(calibrate, "cpu_rates", lambda: RATES)
 
 
 def call(*words: object) -> subprocess.CompletedProcess[str]:
@@ -157,7 +157,7 @@ def test_a_recipe_that_does_not_fly_is_followed_by_another(
         return contextlib.nullcontext()
 
     smaller = Recipe.parse(["adafactor", "micro-batch:size=2"])
-    monkeypatch.setattr(training, "limit_memory", limit_memory)
+    monkeypatch.setattr(training_run, "limit_memory", limit_memory)
     monkeypatch.setattr(Selector, "below", lambda self, kept: replace(self, planned=smaller))
     run = train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", budget="2GB", quiet=True)
     assert budgets == [2 << 30, 2 << 30]

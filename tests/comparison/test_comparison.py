@@ -14,7 +14,7 @@ from plans import RATES
 
 from tightfit import Job, compare
 from tightfit.cli import worker
-from tightfit.comparison import runner as climbing
+from tightfit.comparison import runner
 from tightfit.comparison.comparison import (
     Comparison,
     ComparisonRow,
@@ -32,7 +32,7 @@ from tightfit.processes import run_worker
 from tightfit.report.charts import comparison_chart
 from tightfit.report.comparison import comparison_as_html, comparison_as_markdown, write_comparison
 from tightfit.report.i18n import LANGUAGES, Strings
-from tightfit.timing import calibrate as measured
+from tightfit.timing import calibrate
 
 Request = list[dict[str, Any]]
 
@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Request:
     """Tasks are done in this process, which saves the seconds that a new one takes to start."""
     tasks: Request = []
 
-    def here(task: dict[str, Any], on_tick: Callable[[float], None] = print) -> Answer:
+    def here(module: str, task: dict[str, Any], on_tick: Callable[[float], None] = print) -> Answer:
         tasks.append(task)
         task = dict(task)
         try:
@@ -57,8 +57,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Request:
             return Answer(None, str(error), error.exit_code)
         return Answer(json.loads(json.dumps(found)), "", 0)
 
-    monkeypatch.setattr(measured, "cpu_rates", lambda: RATES)
-    monkeypatch.setattr(climbing, "ask", here)
+    monkeypatch.setattr(calibrate, "cpu_rates", lambda: RATES)
+    monkeypatch.setattr(runner, "run_worker", here)
     return tasks
 
 
@@ -107,7 +107,7 @@ def test_a_full_ladder_has_scores_of_every_seed(job: Job, asked: Request, tmp_pa
         assert len(row.scores("f1")) == 2
     # the same training, seed by seed; and the rungs took turns
     assert found.rows[0].scores("loss") == pytest.approx(found.rows[1].scores("loss"), abs=1e-4)
-    order = [(task["words"], task["job"]["seed"]) for task in asked if "words" in task]
+    order = [(task["specs"], task["job"]["seed"]) for task in asked if "specs" in task]
     assert order == [([], 42), (["micro-batch:size=4"], 42), ([], 43), (["micro-batch:size=4"], 43)]
     assert "±" in comparison_as_markdown(found)
 
@@ -123,31 +123,35 @@ def test_a_frozen_part_that_runs_once_is_in_the_first_epoch(job: Job, asked: Req
 def test_it_goes_on_where_it_was_stopped(
     job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, here = tmp_path / "ladder", climbing.run_worker
+    out, here = tmp_path / "ladder", runner.run_worker
 
-    def stopped(task: dict[str, Any], *rest: Any) -> Answer:
-        if task.get("words") == ["micro-batch:size=4"]:
+    def stopped(module: str, task: dict[str, Any], *rest: Any) -> Answer:
+        if task.get("specs") == ["micro-batch:size=4"]:
             (Path(task["folder"])).mkdir()
             raise KeyboardInterrupt
-        return here(task, *rest)
+        return here(module, task, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(climbing, "ask", stopped)
+        patch.setattr(runner, "run_worker", stopped)
         with pytest.raises(KeyboardInterrupt):
             comparison(job, ["baseline", "micro-batch:size=4"], out)
     assert not (out / "training").exists()
     before = len(asked)
     found = comparison(job, ["baseline", "micro-batch:size=4"], out)
-    assert [task["words"] for task in asked[before:]] == [["micro-batch:size=4"]]
+    assert [task["specs"] for task in asked[before:]] == [["micro-batch:size=4"]]
     assert all(row.measurements for row in found.rows)
 
 
 def test_a_rung_that_dies_is_a_row_and_is_tried_again(
     job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, killed = climbing.run_worker, Answer(None, "ended by signal 9, perhaps for want of memory", 1)
+    here, killed = runner.run_worker, Answer(None, "ended by signal 9, perhaps for want of memory", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(climbing, "ask", lambda task, *rest: killed if task.get("words") == [] else here(task, *rest))
+        patch.setattr(
+            runner,
+            "run_worker",
+            lambda module, task, *rest: killed if task.get("specs") == [] else here(module, task, *rest),
+        )
         found = comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "ladder")
     assert "signal 9" in (found.rows[0].failed or "")
     assert found.rows[1].measurements
@@ -160,7 +164,7 @@ def test_a_rung_that_dies_is_a_row_and_is_tried_again(
 def test_what_is_not_for_this_model_or_machine_is_a_row(
     job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = climbing.run_worker
+    here = runner.run_worker
 
     def on_a_small_machine(task: dict[str, Any], *rest: Any) -> Answer:
         answer = here(task, *rest)
@@ -168,7 +172,7 @@ def test_what_is_not_for_this_model_or_machine_is_a_row(
             answer.found[0]["predicted"]["fits"] = False
         return answer
 
-    monkeypatch.setattr(climbing, "ask", on_a_small_machine)
+    monkeypatch.setattr(runner, "run_worker", on_a_small_machine)
     found = comparison(job, ["baseline", "freeze:layers=99"], tmp_path / "ladder")
     assert (found.rows[0].failed or "").startswith("not run: it would take ")
     assert "more than the 2 layers" in (found.rows[1].failed or "")

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from tightfit import Job
-from tightfit.data import dataset as beside
+from tightfit.data import dataset
 from tightfit.data.dataset import read_stats
 from tightfit.processes import usable_cpus
 
 _AS_A_PROGRAM = """
 import json, multiprocessing, sys
 from dataclasses import asdict
-from tightfit.data import beside
+from tightfit.data import dataset
 from tightfit.job import Job
 
 job = Job(model=sys.argv[1], data=sys.argv[2])
-beside.begin_reading(job)
-beside.glance_at = lambda job: "read here"
-glance = beside.glance_beside(job)
+dataset.start_prefetch(job)
+dataset.read_stats = lambda job: "read here"
+glance = dataset.prefetched_stats(job)
 print(json.dumps(glance if isinstance(glance, str) else asdict(glance)))
 for process in multiprocessing.active_children():
     process.join()
@@ -60,22 +60,22 @@ def test_with_torch_nothing_is_begun(tiny_model: Path, reviews: Path) -> None:
     import torch  # noqa: F401
 
     job = Job(model=str(tiny_model), data=str(reviews))
-    beside.start_prefetch(job)
-    assert not beside._begun
-    assert beside.prefetched_stats(job) == read_stats(job)
+    dataset.start_prefetch(job)
+    assert not dataset._begun
+    assert dataset.prefetched_stats(job) == read_stats(job)
 
 
 _GIVEN_UP = """
 import sys
-from tightfit.data import beside
+from tightfit.data import dataset
 from tightfit.job import Job
 
 job = Job(model=sys.argv[1], data=sys.argv[2])
-beside.begin_reading(job)
-begun = dict(beside._begun)
-beside.stop_reading(job)
-beside.glance_at = lambda job: "read here"
-print(len(begun), all(pipe.closed for pipe in begun.values()), beside.glance_beside(job))
+dataset.start_prefetch(job)
+begun = dict(dataset._begun)
+dataset.stop_reading(job)
+dataset.read_stats = lambda job: "read here"
+print(len(begun), all(pipe.closed for pipe in begun.values()), dataset.prefetched_stats(job))
 """
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conftest import write_reviews
 
-from tightfit.data import row_file as store
+from tightfit.data import row_file
 from tightfit.data.row_file import RowFile, store_rows
 
 TEXTS = ["plain", "", "两行\n一个\ttab", "emoji 👩‍👩‍👧 and 🏨", "", "é" * 5000, "\r\n", "end"]
@@ -59,7 +59,7 @@ def test_a_store_without_rows_has_its_columns() -> None:
 
 
 def test_all_rows_come_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(row_file, "_ROWS_AT_ONCE", 3)
     batches = list(texts_in_a_store().batches())
     assert [len(batch["line"]) for batch in batches] == [3, 3, 2]
     assert [text for batch in batches for text in batch["text"]] == TEXTS
@@ -68,7 +68,7 @@ def test_all_rows_come_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("apart", [0, 1 << 20], ids=["cell by cell", "together"])
 def test_batches_of_tokens(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As lists of Python's own numbers, which is what collators pad."""
-    monkeypatch.setattr(store, "_READ_GAP", apart)
+    monkeypatch.setattr(row_file, "_READ_GAP", apart)
     rows, written = tokens_in_a_store()
     chosen = random.Random(1).sample(range(50), 20)
     batch = rows.__getitems__(chosen)
@@ -131,14 +131,14 @@ def test_a_cache_that_cannot_be_written_to_is_done_without(tmp_path: Path, monke
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr(store, "_file_without_name", lambda: full)
+        monkeypatch.setattr(row_file, "_file_without_name", lambda: full)
         with pytest.raises(OSError, match="No space left"):
             texts_in_a_store()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_processes_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_READ_GAP", 0)  # many small reads, so that they meet
+    monkeypatch.setattr(row_file, "_READ_GAP", 0)  # many small reads, so that they meet
     rows, written = tokens_in_a_store()
     child = os.fork()
     chance = random.Random(child)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from conftest import write_reviews
 
-from tightfit.data import row_file as store
+from tightfit.data import row_file
 from tightfit.data.rows import find_labels, load_rows
 from tightfit.data.split import held_out_rows, save_split, split_rows
 from tightfit.errors import DataError
@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_when_rows_are_kept_is_no_mistake_of_the_library(
             return super().write(content[:1])
 
     (tmp_path / "a.csv").write_text("label,review\n1,good\n0,bad\n", "utf-8")
-    monkeypatch.setattr(store, "_file_without_name", Full)
+    monkeypatch.setattr(row_file, "_file_without_name", Full)
     with pytest.raises(OSError, match="No space left") as raised:
         load_rows(str(tmp_path / "a.csv"))
     assert raised.value.errno == errno.ENOSPC

@@ -13,7 +13,7 @@ from heads import build
 from parts import CARD, parts_of, sorted_batch
 
 from tightfit.engine.oom import free_memory
-from tightfit.ops import buffer_pool as rooms
+from tightfit.ops import buffer_pool
 from tightfit.ops.buffer_pool import BufferPool, empty
 from tightfit.strategies.chunked_layers import SliceLayers
 
@@ -92,7 +92,7 @@ def test_a_card_has_none() -> None:
     """Its tensors are on a card only in name where it is rehearsed."""
     card = BufferPool("cuda")
     card.open()
-    assert rooms.pooled_or_none(SHAPE, LIKE) is None
+    assert buffer_pool.pooled_or_none(SHAPE, LIKE) is None
 
 
 def test_where_no_room_is_open_memory_goes_back() -> None:
@@ -106,19 +106,19 @@ def test_where_no_room_is_open_memory_goes_back() -> None:
     "words", ["chunked-layers:size=3", "freeze:layers=1 chunked-layers:size=3"], ids=["all", "some"]
 )
 def test_a_training_step_leaves_nothing_in_rooms(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    monkeypatch.setattr(buffer_pool, "SMALLEST", 0)
     model, made = parts_of(*words.split(), model=build("Bert", layers=2)).model, followed(monkeypatch)
     loss = model(**sorted_batch()).loss
     assert made
-    assert rooms._open is None
+    assert buffer_pool._open is None
     loss.backward()
-    assert rooms._open is None
+    assert buffer_pool._open is None
     del loss
     assert not [block for block in made if block() is not None]
 
 
 def test_layers_on_a_card_use_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    monkeypatch.setattr(buffer_pool, "SMALLEST", 0)
     parts, made = replace(parts_of(), device=CARD), followed(monkeypatch)
     SliceLayers(size=3).apply(parts).model(**sorted_batch()).loss.backward()
     assert not made
@@ -126,18 +126,18 @@ def test_layers_on_a_card_use_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nobody_uses_rooms_of_a_pass_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """There, or back. A rehearsal's would have no memory at all."""
-    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    monkeypatch.setattr(buffer_pool, "SMALLEST", 0)
     model = parts_of("chunked-layers:size=3", model=build("Bert", layers=2)).model
     linear = model.bert.encoder.layer[0].output.dense
     back = linear.weight.register_hook(fail)
     with pytest.raises(ZeroDivisionError):
         model(**sorted_batch()).loss.backward()
-    assert rooms.pooled_or_none(SHAPE, LIKE) is None
+    assert buffer_pool.pooled_or_none(SHAPE, LIKE) is None
     back.remove()
     linear.register_forward_pre_hook(fail)
     with pytest.raises(ZeroDivisionError):
         model(**sorted_batch())
-    assert rooms.pooled_or_none(SHAPE, LIKE) is None
+    assert buffer_pool.pooled_or_none(SHAPE, LIKE) is None
 
 
 def fail(*_: Any) -> None:
@@ -151,7 +151,7 @@ def test_rooms_of_a_pass_that_failed_are_left() -> None:
     assert storage() is not None
     free_memory()
     assert storage() is None
-    assert rooms._open is None
+    assert buffer_pool._open is None
 
 
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:

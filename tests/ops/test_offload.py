@@ -11,7 +11,7 @@ from parts import CPU, batch_of, parts_of
 
 from tightfit.engine.step import run_micro_batches, weighted_micro_batches
 from tightfit.errors import RecipeError
-from tightfit.ops import offload as waiting
+from tightfit.ops import offload
 from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.recipe import Recipe
 
@@ -38,8 +38,8 @@ def test_gradients_are_the_same_to_the_bit(architecture: str, others: str) -> No
 
 def test_the_same_memory_goes_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
-    to_host = waiting.to_host
-    monkeypatch.setattr(waiting, "to_host", lambda tensor: sent.append(tensor.numel()) or to_host(tensor))
+    to_host = offload.to_host
+    monkeypatch.setattr(offload, "to_host", lambda tensor: sent.append(tensor.numel()) or to_host(tensor))
     layer = torch.nn.Linear(8, 8, bias=False)
     x = torch.randn(4, 5, 8, requires_grad=True)
 
@@ -53,7 +53,7 @@ def test_the_same_memory_goes_to_the_host_once(monkeypatch: pytest.MonkeyPatch) 
             return self.layer(x) + self.layer(x.view(20, 8)).view(4, 5, 8) + x.exp()
 
     model = Model()
-    waiting.offload_saved_tensors(model, 0)
+    offload.offload_saved_tensors(model, 0)
     out = model(x)
     assert sorted(sent) == [160, 160]  # x, for both layers; and what exp() made; no weight
     out.sum().backward()
@@ -71,7 +71,7 @@ def test_what_was_written_to_between_goes_again(monkeypatch: pytest.MonkeyPatch)
             return first + x * scale
 
     model = Model()
-    waiting.offload_saved_tensors(model, 0)
+    offload.offload_saved_tensors(model, 0)
     model(x).sum().backward()
     assert torch.equal(x.grad, torch.full((64,), 4.0))
 

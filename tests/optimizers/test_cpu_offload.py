@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from parts import skip_unless_installed
 from optimizers.peers import parameters, set_gradients
+from parts import skip_unless_installed
 
 from tightfit.optimizers.cpu_offload import CPUOffload
 from tightfit.strategies.recipe import parse_strategy

@@ -61,11 +61,9 @@ def company_of(folder: Path) -> SimulationSetup:
     return SimulationSetup(job_of(folder), CPU, LABELS, TOKENIZER)
 
 
-def traced(folder: Path, recipe: str = "", shapes: BatchShapes = SHAPES, *, shapes_only: bool = True) -> Moments:
+def traced(folder: Path, recipe: str = "", shapes: BatchShapes = SHAPES, *, fake: bool = True) -> Moments:
     words = Recipe.parse(recipe.split())
-    trace = trace_training(
-        job_of(folder), words, CPU, LABELS, TOKENIZER, lambda _: shapes, shapes_only=shapes_only
-    ).trace
+    trace = trace_training(job_of(folder), words, CPU, LABELS, TOKENIZER, lambda _: shapes, fake=fake).trace
     return phases_of(Timeline.of(trace, constant_sizes(trace)), CPU, [(s.rows, s.length) for s in trace.sections])
 
 
@@ -88,7 +86,7 @@ def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, mon
     if "adamw-8bit" in recipe:
         skip_unless_installed("adamw-8bit")
         monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)  # the model is tiny
-    predicted, found = traced(folder, recipe), traced(folder, recipe, shapes_only=False)
+    predicted, found = traced(folder, recipe), traced(folder, recipe, fake=False)
     assert set(predicted) == set(found) == (set(PHASES) if recipe == "freeze" else USUAL)
     for phase, kinds in found.items():
         assert total(predicted[phase]) == pytest.approx(total(kinds), rel=0.01), phase
@@ -99,7 +97,7 @@ def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, mon
 )
 def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str) -> None:
     small_config("Bert", **DROPOUT).save_pretrained(tmp_path)
-    predicted, found = traced(tmp_path, recipe), traced(tmp_path, recipe, shapes_only=False)
+    predicted, found = traced(tmp_path, recipe), traced(tmp_path, recipe, fake=False)
     for phase in ("forward", "backward"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
 
@@ -108,14 +106,14 @@ def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str
 def test_a_causal_model_keeps_no_scores_with_a_mask_or_without(tmp_path: Path, padded: bool) -> None:
     small_config("GPT2", attn_pdrop=0.1).save_pretrained(tmp_path)
     shapes = replace(SHAPES, padded=padded)
-    predicted, found = (traced(tmp_path, "tiled-attention", shapes, shapes_only=alone) for alone in (True, False))
+    predicted, found = (traced(tmp_path, "tiled-attention", shapes, fake=alone) for alone in (True, False))
     for phase in ("forward", "backward"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
 
 
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
 def test_every_architecture_is_rehearsed(folder: Path) -> None:
-    predicted, found = traced(folder), traced(folder, shapes_only=False)
+    predicted, found = traced(folder), traced(folder, fake=False)
     assert set(predicted) == USUAL
     for phase in ("forward", "backward", "step"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase

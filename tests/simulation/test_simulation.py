@@ -12,7 +12,7 @@ from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
 from tightfit.device import GPUS, Device
 from tightfit.processes import usable_cpus
-from tightfit.simulation import simulation as ahead
+from tightfit.simulation import simulation as simulation_module
 from tightfit.simulation.simulation import Simulation, SimulationSetup, _halves, trace_in_parallel
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
@@ -81,7 +81,7 @@ _SETTINGS = {"micro-batch": ":size=2", "chunked-layers": ":size=2", "max-length"
 def test_every_play_can_go_from_process_to_process(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many cores there are: what cannot would end a plan where there are two."""
     skip_unless_installed(name)
-    monkeypatch.setattr(ahead, "_forked", simulation(tmp_path, GPUS["A100 40GB"]))
-    traced = ahead._trace_training(Recipe.parse([name + _SETTINGS.get(name, "")]))
+    monkeypatch.setattr(simulation_module, "_forked", simulation(tmp_path, GPUS["A100 40GB"]))
+    traced = simulation_module._trace_training(Recipe.parse([name + _SETTINGS.get(name, "")]))
     assert (traced is None) == (name in ("lora", "freeze"))  # which hold their model: played where they are asked for
     assert (pickle.loads(pickle.dumps(traced)) is None) == (traced is None)

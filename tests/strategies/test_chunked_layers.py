@@ -11,13 +11,13 @@ from parts import ROWS, parts_of, sorted_batch
 
 from tightfit.data.batches import partition_by_tokens
 from tightfit.errors import RecipeError
-from tightfit.ops import buffer_pool as rooms
+from tightfit.ops import buffer_pool
 
 
 @pytest.fixture(autouse=True)
 def rooms_for_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the models here are small."""
-    monkeypatch.setattr(rooms, "SMALLEST", 0)
+    monkeypatch.setattr(buffer_pool, "SMALLEST", 0)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cli.test_app import BAD_FILES, BAD_WORDS, GOOD_FILE
+from app.test_app import BAD_FILES, BAD_WORDS, GOOD_FILE
 from stress.fixtures import Ground, same_bits
 
-from tightfit.cli import app as cli
+from tightfit.cli import app
 from tightfit.training.checkpoints import latest_checkpoint
 
 Strings = list[object]
@@ -48,7 +48,7 @@ def call(words: Strings) -> Answer:
     sys.argv = ["tightfit", *map(str, words)]
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            cli.main()
+            app.main()
     except SystemExit as end:
         return Answer(int(end.code or 0), out.getvalue(), err.getvalue())
     except Exception:

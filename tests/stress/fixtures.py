@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from tightfit import Job, Run, train
-from tightfit.training import setup as arguments
-from tightfit.training import setup as preparation
+from tightfit.training import setup
 
 ROWS, BATCH = 60, 8
 STEPS_PER_EPOCH = 7  # 54 rows to train on
@@ -43,8 +42,8 @@ class Ground:
         """A training in this process: every loss logged, no bill, which takes longer than the training."""
         job = self.job(**{key: settings.pop(key) for key in list(settings) if key in Job.model_fields})
         with (
-            mock.patch.object(arguments, "LOGGING_STEPS", 1),
-            mock.patch.object(preparation, "_predict_memory", return_value=(preparation._Prediction(), ())),
+            mock.patch.object(setup, "LOGGING_STEPS", 1),
+            mock.patch.object(setup, "_predict_memory", return_value=(setup._Prediction(), ())),
         ):
             return train(job, use or [], out=self.folder / out, device="cpu", quiet=True, resume=resume, **settings)
 

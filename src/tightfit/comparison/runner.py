@@ -146,7 +146,7 @@ def _measure(
     shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
     changes: dict[str, Any] = {"seed": seed} | ({"max_steps": comparison.steps} if comparison.steps else {})
     job = comparison.job.model_copy(update=changes)
-    task = {"job": job.model_dump(), "words": row.recipe, "device": device, "folder": str(folder)}
+    task = {"job": job.model_dump(), "specs": row.recipe, "device": device, "folder": str(folder)}
     try:
         answer = run_worker(_WORKER, task | {"full": comparison.steps is None}, on_tick)
     finally:

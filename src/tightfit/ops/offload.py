@@ -9,35 +9,20 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tightfit.compat import StorageWeakRef, storage_id, version_of
-from tightfit.errors import RecipeError
 from tightfit.ops.fake import counts_as, on_host
-
-if TYPE_CHECKING:
-    from tightfit.device import Device
-
 
 TRANSFER = "copies to and from host memory"  # sorts of work, for those who count it
 HOST_WORK = "work of the host's processor"
 
 
-def require_cuda(name: str, device: Device) -> None:
-    """Only a card has memory of its own."""
-    if device.kind != "cuda":
-        raise RecipeError(
-            f"'{name}' cannot be used on {device.title}: there is no second memory to move things to. Leave it out."
-        )
-
-
 def to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
     """A copy in host memory. With `wait` it is there when this returns, for the processor to read."""
-    import torch
-
     with on_host():
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     with counts_as(sort=TRANSFER):
@@ -46,8 +31,6 @@ def to_host(tensor: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
 
 def to_device(copy: torch.Tensor, device: torch.device) -> torch.Tensor:
     """What waited, back where it came from."""
-    import torch
-
     tensor = torch.empty(copy.shape, dtype=copy.dtype, device=device)
     with counts_as(sort=TRANSFER):
         return tensor.copy_(copy, non_blocking=True)

@@ -242,7 +242,7 @@ def _peak(account: RunView, strings: Strings) -> Tile:
     if measured:
         return Tile(strings("peak"), format_bytes(measured), strings("not_foretold"))
     return Tile(
-        f"{strings('peak')}, {strings('foretold')}",
+        f"{strings('peak')}, {strings('predicted')}",
         format_bytes(predicted) if predicted else "–",
         strings("not_measured"),
     )

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tightfit.inference import Evaluation, Prediction
 from tightfit.planning.plan import Option, Plan
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import REQUIRED, MemoryKind
 from tightfit.units import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from tightfit.inference import Evaluation, Prediction
 
 _BAR = 12
 

@@ -16,6 +16,7 @@ from tightfit.errors import RecipeError
 from tightfit.optional_imports import allow_imports, is_installed
 
 if TYPE_CHECKING:
+    from tightfit.device import Device
     from tightfit.strategies.parts import Parts
 
 
@@ -136,3 +137,11 @@ REQUIRED = PydanticUndefined
 
 def _write(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def require_cuda(name: str, device: Device) -> None:
+    """Only a card has memory of its own."""
+    if device.kind != "cuda":
+        raise RecipeError(
+            f"'{name}' cannot be used on {device.title}: there is no second memory to move things to. Leave it out."
+        )

@@ -13,8 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.ops.offload import require_cuda
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy, require_cuda
 from tightfit.strategies.parts import Parts
 
 

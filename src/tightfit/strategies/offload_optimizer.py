@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.ops.offload import require_cuda
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy, require_cuda
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:

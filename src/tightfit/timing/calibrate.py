@@ -71,7 +71,7 @@ class Layer:
 # Rates of this machine's processor, measured once in a few seconds and kept for later.
 
 
-_VERSION = 9
+_VERSION = 10
 _BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
 _LENT = (
     "others used {:.0%} of this machine's time while it was measured, so times are foretold too long; "

@@ -73,7 +73,7 @@ def _flown(trainer: Trainer, worst: WorstBatch) -> bool:
         trainer.try_batch(worst.train)
         trainer.try_evaluation(worst.evaluation)
     except PartialStep as half_done:
-        trainer.log(str(half_done))
+        trainer.report(str(half_done))
         return False
     except OutOfMemory as error:
         raise PreflightFailed(str(error)) from None

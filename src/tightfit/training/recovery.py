@@ -77,7 +77,7 @@ class RngState:
 
 T = TypeVar("T")
 Slices = Iterable[tuple[float, "Batch"]]
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class PartialStep(Exception):
@@ -87,7 +87,7 @@ class PartialStep(Exception):
 class Recovery:
     """How many rows go through at once in this run, and what to do when they are too many."""
 
-    def __init__(self, parts: Parts, log: Say) -> None:
+    def __init__(self, parts: Parts, log: Log) -> None:
         self.parts, self.log = parts, log
         self.slices = parts.slices
         self.evaluation = RowLimits(parts.evaluation_rows)
@@ -181,7 +181,7 @@ class Recovery:
         )
 
 
-def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, log: Say) -> list[T]:
+def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, log: Log) -> list[T]:
     """A model's answers for a batch that needs no gradients, in as many pieces as it takes."""
     rows, width = batch["input_ids"].shape
     while True:

@@ -93,7 +93,7 @@ def _kept(trainer: Trainer, tokens: Tokens, rows: Sequence[int], tell: Callable[
     for start in range(0, len(order), at_once):
         chosen = order[start : start + at_once]
         batch = trainer.prepare_rows(tokens.dataset, chosen)
-        chunks = run_in_chunks(lambda chunk: _features(trainer, chunk), batch, limits, trainer.log)
+        chunks = run_in_chunks(lambda chunk: _features(trainer, chunk), batch, limits, trainer.report)
         with as_save_failed(folder / "features"):
             selection.write(chosen, {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]})
         tell(start + len(chosen))
@@ -387,7 +387,7 @@ def _trainer(how: _How, setup: TrainingSetup, meter: Meter, callbacks: list[Trai
         parts=parts,
         meter=meter,
         buckets=buckets,
-        log=how.log,
+        report=how.log,
         worst=worst,
         args=training_arguments(job, parts, how.folder, list(how.report_to)),
         train_dataset=setup.train.dataset,

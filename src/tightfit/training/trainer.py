@@ -32,7 +32,7 @@ from tightfit.training.checkpoints import (
     writing_checkpoint,
 )
 from tightfit.training.preflight import WorstBatch, run_preflight
-from tightfit.training.recovery import PartialStep, Recovery, Say
+from tightfit.training.recovery import Log, PartialStep, Recovery
 from tightfit.training.setup import SAVE_TOTAL_LIMIT, checkpoint_bytes
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ class Trainer(transformers.Trainer):
         parts: Parts,
         meter: Meter,
         buckets: LengthBuckets | None = None,
-        log: Say = lambda line: None,
+        report: Log = lambda line: None,
         worst: WorstBatch | None = None,
         **kwargs: Any,
     ) -> None:
         self.optimizer: torch.optim.Optimizer | None
         self.buckets = buckets
         super().__init__(model=parts.model, **kwargs)
-        self.parts, self.meter, self.log = parts, meter, log
-        self.recovery = Recovery(parts, log)
+        self.parts, self.meter, self.report = parts, meter, report
+        self.recovery = Recovery(parts, report)
         self.worst = worst
         """What to fly before the first step; None flies nothing."""
         self.preflight_seconds = 0.0
@@ -77,7 +77,7 @@ class Trainer(transformers.Trainer):
             checkpoint, _ = latest_valid_checkpoint(Path(self.args.output_dir))
             if checkpoint is None:
                 raise OutOfMemory(f"{done}, and there is no checkpoint to go back to.")
-            self.log(f"{done}, so from {checkpoint.name} again")
+            self.report(f"{done}, so from {checkpoint.name} again")
             resume_from_checkpoint = str(checkpoint)
 
     def training_step(
@@ -172,7 +172,7 @@ class Trainer(transformers.Trainer):
         at_hand = self.state.best_global_step == self.state.global_step
         damage = find_corruption(best) if best.is_dir() and not at_hand else None
         if damage is not None:
-            self.log(f"{best.name} was the best, but {damage}: the weights of the last step are kept")
+            self.report(f"{best.name} was the best, but {damage}: the weights of the last step are kept")
             self.state.best_global_step = self.state.global_step
         self.state.best_model_checkpoint = str(best) if best.is_dir() and damage is None else None
         return super()._finalize_training(*args, **kwargs)

@@ -35,12 +35,12 @@ class Strings:
 
     def comparison(self, key: str, **values: object) -> str:
         """A word of a ladder, with values put in."""
-        sentence: str = LANGUAGES[self.language].LADDER[key]
+        sentence: str = LANGUAGES[self.language].COMPARISON[key]
         return sentence.format(**values) if values else sentence
 
     def phase(self, name: str) -> str:
         """A moment of a training; one that is new here keeps its name."""
-        return self._name("MOMENTS", name)
+        return self._name("PHASES", name)
 
     def kind(self, name: str) -> str:
         """A kind of memory."""

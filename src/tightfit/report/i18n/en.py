@@ -37,7 +37,7 @@ RESULTS = {
 }
 DEVICES: dict[str, str] = {}
 STRATEGIES = {name: strategy.summary for name, strategy in _ALL.items()}
-LADDER = {
+COMPARISON = {
     "title": "Memory ladder",
     "to the end": "trained to the end of the job",
     "some steps": "{steps} steps each",
@@ -50,7 +50,7 @@ LADDER = {
     "F1": "F1",
     "result": "result",
     "shrank": "what changed",
-    "against": "against {rung}",
+    "against": "against {row}",
     "budget": "budget",
     "memory": "memory at the peak, GiB",
     "time": "seconds a step",
@@ -144,14 +144,14 @@ SENTENCES = {
     "by_kind_of": "Foretold memory of each moment by kind.",
     "moments_measured_only": "Memory could not be foretold for this run; this is what was measured.",
     "budget_line": "the budget",
-    "peak_is": "Foretold: at most {peak}, in {moment}; {worst}. Measured runs say it may be {low} to {high}.",
+    "peak_is": "Foretold: at most {peak}, in {phase}; {worst}. Measured runs say it may be {low} to {high}.",
     "largest_slice": "the largest slice is {rows} × {tokens} tokens, first in batch {batch} of {batches}",
     "no_forecast": "This run holds no forecast.",
     "timeline": "One step, operation by operation",
     "timeline_about": "What is alive when, from the rehearsal: the batch with the longest texts, as foretold. From left to right the operations in their order, not the seconds.",
     "timeline_slices": "A step has up to {slices} slices; the first two are shown.",
     "largest": "The largest tensors at the peak",
-    "largest_about": "Foretold, in {moment}. Like tensors of all layers are one line; a star stands for any layer.",
+    "largest_about": "Foretold, in {phase}. Like tensors of all layers are one line; a star stands for any layer.",
     "tensor_owner": "belongs to",
     "tensor_kind": "kind",
     "tensor_shape": "shape",
