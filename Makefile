@@ -1,9 +1,9 @@
-# Every target sets itself up: a virtualenv in .venv with the tested versions, then the job.
+# Every target first installs the project with the tested versions into .venv.
 VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow stress check format docs bench clean
+.PHONY: demo test test-slow test-all test-stress check format docs bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/tightfit demo
@@ -11,11 +11,14 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/pytest -n 2 -q
 
+# These tests need minutes, or ../shared with models and data.
 test-slow: $(VENV)/installed
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -n 2 -q -m slow
 
-# Runs killed, starved and fed rubbish: some fifteen minutes. Writes records/reliability.json and docs/reliability.md.
-stress: $(VENV)/installed
+test-all: test test-slow
+
+# Fault injection, about fifteen minutes. Writes records/reliability.json and docs/reliability.md.
+test-stress: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m stress
 	$(BIN)/python scripts/docs.py
 
@@ -31,8 +34,10 @@ format: $(VENV)/installed
 docs: $(VENV)/installed
 	$(BIN)/python scripts/docs.py
 
-# Benchmarks write what they measure to records/. They read ../shared and are no tests.
-bench: bench-step bench-memory bench-published bench-quality bench-ladder bench-frozen bench-padding bench-answers bench-planning bench-promise bench-regret bench-same bench-demo
+# Benchmarks write what they measured to records/. They need ../shared with models and data, and hours.
+BENCHMARKS := step memory published quality comparison recipes frozen padding plans planning hard_limit plan_choice same_result demo
+
+bench: $(addprefix bench-,$(BENCHMARKS))
 
 bench-%: $(VENV)/installed
 	$(BIN)/python bench/$*.py

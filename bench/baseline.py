@@ -1,4 +1,4 @@
-"""transformers.Trainer as the tutorials call it, in a process of its own: prints one JSON object."""
+"""transformers.Trainer as the tutorials call it: trains in this process and prints one JSON object."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(given: argparse.Namespace, folder: str) -> dict[str, float]:
     )
     set_seed(given.seed)
     trainer = Trainer(
-        model_of(given),
+        load_model(given),
         arguments(folder, given),
         train_dataset=tokens["train"],
         eval_dataset=tokens["validation"],
@@ -71,7 +71,7 @@ def encode(rows: dict, tokenizer, max_length: int) -> dict:
     return encoded
 
 
-def model_of(given: argparse.Namespace) -> PreTrainedModel:
+def load_model(given: argparse.Namespace) -> PreTrainedModel:
     if given.random_weights:
         return AutoModelForSequenceClassification.from_config(AutoConfig.from_pretrained(given.model))
     return AutoModelForSequenceClassification.from_pretrained(given.model)
@@ -100,10 +100,10 @@ def arguments(folder: str, given: argparse.Namespace) -> TrainingArguments:
 
 
 def metrics(prediction) -> dict[str, float]:
-    guesses = np.argmax(prediction.predictions, axis=-1)
+    labels = np.argmax(prediction.predictions, axis=-1)
     return {
-        "f1": f1_score(prediction.label_ids, guesses),
-        "accuracy": accuracy_score(prediction.label_ids, guesses),
+        "f1": f1_score(prediction.label_ids, labels),
+        "accuracy": accuracy_score(prediction.label_ids, labels),
     }
 
 

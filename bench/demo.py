@@ -1,6 +1,6 @@
-"""The demo's memory by moment and kind, foretold and measured: what the README's picture of a report shows.
+"""The demo's memory by phase and kind, predicted and measured: the data of the picture in docs/commands.md.
 
-Writes records/demo.json. With a folder it takes the demo's run from there.
+Writes records/demo.json. Given a run folder, it uses the run that is there and does not train.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def main() -> None:
 
 
 def write(folder: Path) -> None:
-    run, known = load_run(folder), load_header(folder)
-    assert known is not None
+    run, header = load_run(folder), load_header(folder)
+    assert header is not None
     record = {
         "recipe": run.recipe,
         "device": run.device,
-        "phases": known.estimate,
+        "estimate": header.estimate,
         "measured": run.measured.phases,
         "seconds": run.measured.seconds,
         "f1": run.metrics["eval_f1"],

@@ -1,6 +1,6 @@
-"""Epoch 2 against epoch 1 where only the head learns: what is frozen runs once, or in every epoch.
+"""Time of epoch 2 against epoch 1 where only the head is trained, with and without the feature cache.
 
-Each run is a process of its own. m3e-small with its weights, macbert-large's shape with random ones, real reviews.
+Each run has its own process: m3e-small with its weights, the shape of macbert-large with random weights, real reviews.
 Needs ../shared (data and weights). Writes records/frozen.json; runs that are in it are not repeated.
 """
 
@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ladder import shape
-
+from comparison import copy_shape
 from quality import ROOT, run, split, weights
 
 RECORD = ROOT / "records" / "frozen.json"
@@ -23,8 +22,8 @@ EPOCHS = {"freeze": 3, "freeze:cache=false": 2}
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=2000, help="of the small model's data")
-    parser.add_argument("--large-rows", type=int, default=200, help="of the large model's; 0 leaves it out")
+    parser.add_argument("--rows", type=int, default=2000, help="rows for the small model")
+    parser.add_argument("--large-rows", type=int, default=200, help="rows for the large model; 0 skips it")
     given = parser.parse_args()
     plan = [
         (SMALL, given.rows, "freeze"),
@@ -35,7 +34,7 @@ def main() -> None:
     for model, rows, recipe in plan:
         if rows and not any((model, rows, recipe) == (r["model"], r["rows"], r["recipe"]) for r in runs):
             with tempfile.TemporaryDirectory() as folder:
-                runs.append(measured(Path(folder), model, rows, recipe))
+                runs.append(measure(Path(folder), model, rows, recipe))
             save(runs)
 
 
@@ -44,10 +43,10 @@ def save(runs: list[dict[str, object]]) -> None:
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
 
 
-def measured(folder: Path, model: str, rows: int, recipe: str) -> dict[str, object]:
+def measure(folder: Path, model: str, rows: int, recipe: str) -> dict[str, object]:
     train, validation = split(folder, rows)
-    what = [weights(folder)] if model == SMALL else [shape(folder, None), "--random-weights"]
-    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--use", recipe, "--model", *what]
+    source = [weights(folder)] if model == SMALL else [copy_shape(folder, None), "--random-weights"]
+    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--use", recipe, "--model", *source]
     command += ["--data", train, "--validation", validation, "--epochs", EPOCHS[recipe], "--learning-rate", 1e-3]
     return summary(model, rows, recipe, json.loads(run([*command, "--out", folder / "run"])))
 

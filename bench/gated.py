@@ -1,9 +1,10 @@
-"""A training that waits before every step until it is told to go, and says how long the step took.
+"""Runs a training that waits for a line on a pipe before every step, and writes the time of the step to another.
 
-    gated.py GO SAID baseline.py --model ...        transformers.Trainer
-    gated.py GO SAID tightfit train --model ...     the command line
+    gated.py GO TIMES baseline.py --model ...        transformers.Trainer
+    gated.py GO TIMES tightfit train --model ...     the command line
 
-GO and SAID are pipes: a line read from the one lets a step begin, a line with its seconds goes to the other.
+GO and TIMES are file descriptors of pipes: each line read from GO starts a step, and its seconds are written to TIMES.
+So several trainings can take their steps in turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TextIO
 
 
 def main() -> None:
-    go, said = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
+    go, times = os.fdopen(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "w")
     sys.argv = sys.argv[3:]
     if sys.argv[0] == "tightfit":
         from tightfit.cli.app import main as run
@@ -24,11 +25,12 @@ def main() -> None:
         block_unused_imports()
     else:
         from baseline import main as run
-    gate_every_trainer(go, said)
+    gate_trainers(go, times)
     run()
 
 
-def gate_every_trainer(go: TextIO, said: TextIO) -> None:
+def gate_trainers(go: TextIO, times: TextIO) -> None:
+    """Every Trainer that is made from here on has the gate as a callback."""
     import transformers
 
     class Gate(transformers.TrainerCallback):
@@ -37,14 +39,14 @@ def gate_every_trainer(go: TextIO, said: TextIO) -> None:
             self.start = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, *rest: Any, **kwargs: Any) -> None:
-            print(time.perf_counter() - self.start, file=said, flush=True)
-            if state.global_step == args.max_steps:  # evaluation and saving wait too
+            print(time.perf_counter() - self.start, file=times, flush=True)
+            if state.global_step == args.max_steps:  # evaluation and saving wait for a line too
                 go.readline()
 
-    baseline = transformers.Trainer.__init__
+    original = transformers.Trainer.__init__
 
     def gated(self: Any, *args: Any, **kwargs: Any) -> None:
-        baseline(self, *args, **kwargs)
+        original(self, *args, **kwargs)
         self.add_callback(Gate())
 
     transformers.Trainer.__init__ = gated

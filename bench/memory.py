@@ -1,7 +1,7 @@
-"""Foretold beside measured peak of real runs, each in a fresh process. Needs ../shared. Writes records/memory.json.
+"""Predicted beside measured peak memory of real runs, each in a fresh process. Needs ../shared.
 
-Runs that are in the record already are not repeated: delete the file to begin anew. The spread of the errors goes
-to src/tightfit/rehearsal/accuracy.json, from which bills take their error band.
+Writes records/memory.json. Runs that are in it are not repeated: delete the file to measure everything again. `make
+docs` computes the error band of estimates from it (src/tightfit/simulation/accuracy.json).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import transformers
 from quality import ROOT, SHARED, split
 
 RECORD = ROOT / "records" / "memory.json"
-ACCURACY = ROOT / "src" / "tightfit" / "simulation" / "accuracy.json"
-MADE = {  # architectures of which there is no folder: their library's own default shape
+FROM_CONFIG = {  # architectures without a folder in ../shared/models: made from the default config of transformers
     "electra-base": ("ElectraConfig", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
     "mpnet-base": ("MPNetConfig", {}),
     "albert-base": ("AlbertConfig", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
@@ -30,7 +29,7 @@ MADE = {  # architectures of which there is no folder: their library's own defau
     "minilm": ("BertConfig", {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}),
 }
 SMALL = ["", "micro-batch:size=8", "micro-batch:size=2 adafactor", "micro-batch:size=4 gradient-checkpointing"]
-LEANEST = "tiled-attention chunked-layers:size=2 adafactor optimizer-in-backward"
+SMALLEST = "tiled-attention chunked-layers:size=2 adafactor optimizer-in-backward"
 PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
     "minilm 32x128": [*SMALL, "micro-batch:size=16 mixed-precision"],
     "rbt3 32x128": [*SMALL, "micro-batch:size=16", "freeze:layers=2", "adamw:fused=false micro-batch:size=8"],
@@ -56,7 +55,7 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
     "albert-base 16x128": ["micro-batch:size=8", "micro-batch:size=8 gradient-checkpointing"],
     "electra-base 16x64": ["micro-batch:size=8", "micro-batch:size=4 gradient-checkpointing adafactor"],
     "mpnet-base 16x64": ["micro-batch:size=4", "micro-batch:size=4 freeze:layers=6"],
-    "gpt2 8x128": ["micro-batch:size=4", "micro-batch:size=2 gradient-checkpointing adafactor", "freeze", LEANEST],
+    "gpt2 8x128": ["micro-batch:size=4", "micro-batch:size=2 gradient-checkpointing adafactor", "freeze", SMALLEST],
     "xlm-roberta-6 16x64": ["micro-batch:size=8", "micro-batch:size=8 adafactor"],
     "ModernBERT-base 8x128": ["micro-batch:size=4", "micro-batch:size=4 gradient-checkpointing"],
     "deberta-v3-base 8x96": ["micro-batch:size=4", "micro-batch:size=2 gradient-checkpointing adafactor"],
@@ -84,73 +83,85 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
         "micro-batch:size=4 freeze:layers=12",
         "lora gradient-checkpointing",
     ],
-    "roberta-large 4x96": ["micro-batch:size=2 adafactor", "micro-batch:size=2 freeze:layers=20", LEANEST],
-    "rbt3 8x64": ["mixed-precision"],  # few tokens: without instructions for it a product takes fifty times as long
+    "roberta-large 4x96": ["micro-batch:size=2 adafactor", "micro-batch:size=2 freeze:layers=20", SMALLEST],
+    "rbt3 8x64": [
+        "mixed-precision"
+    ],  # few tokens: without bf16 instructions a matrix product takes fifty times as long
     "bert-base-chinese 4x64": ["micro-batch:size=2 mixed-precision"],
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=None, help="begin no run after this; a later call goes on")
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="start no run after this time; the next call continues"
+    )
     given = parser.parse_args()
-    start, runs = time.monotonic(), earlier()
+    start, runs = time.monotonic(), recorded_runs()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = split(folder, 400)
         for configuration, recipe in ((c, r) for c, recipes in PLAN.items() for r in recipes):
-            if any((run["configuration"], run["recipe"]) == (configuration, recipe or "plain") for run in runs):
+            if any((run["configuration"], run["recipe"]) == (configuration, recipe or "baseline") for run in runs):
                 continue
             if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
                 break
-            runs.append(measured(configuration, recipe, data, folder))
+            runs.append(measure(configuration, recipe, data, folder))
             save(runs)
 
 
-def earlier() -> list[dict[str, Any]]:
+def recorded_runs() -> list[dict[str, Any]]:
     return json.loads(RECORD.read_text("utf-8"))["runs"] if RECORD.is_file() else []
 
 
-def measured(configuration: str, recipe: str, data: tuple[Path, Path], folder: Path) -> dict[str, Any]:
+def measure(configuration: str, recipe: str, data: tuple[Path, Path], folder: Path) -> dict[str, Any]:
     name, _, shape = configuration.partition(" ")
     batch, _, length = shape.partition("x")
     out = folder / "run"
-    command = [sys.executable, "-m", "tightfit", "train", "--json", "--random-weights", "--max-steps", "3"]
+    command: list[object] = [
+        sys.executable,
+        "-m",
+        "tightfit",
+        "train",
+        "--json",
+        "--random-weights",
+        "--max-steps",
+        "3",
+    ]
     command += ["--model", model(name, folder), "--data", data[0], "--validation", data[1], "--out", out]
     command += ["--batch-size", batch, "--max-length", length, "--device", "cpu"]
-    command += [word for strategy in recipe.split() for word in ("--use", strategy)]
-    done = subprocess.run([str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True)
+    command += [part for spec in recipe.split() for part in ("--use", spec)]
+    done = subprocess.run([str(part) for part in command], check=True, stdout=subprocess.PIPE, text=True)
     shutil.rmtree(out)
     record = json.loads(done.stdout)
     run = {
         "configuration": configuration,
-        "recipe": recipe or "plain",
+        "recipe": recipe or "baseline",
         "parameters": record["parameters"],
         "predicted": record["predicted"]["peak_bytes"],
         "measured": record["measured"]["peak_bytes"],
-        "predicted_moments": record["predicted"]["phases"],
-        "measured_moments": record["measured"]["phases"],
+        "predicted_phases": record["predicted"]["phases"],
+        "measured_phases": record["measured"]["phases"],
     }
     print(configuration, recipe, f"{run['predicted'] / run['measured'] - 1:+.1%}", flush=True)
     return run
 
 
 def model(name: str, folder: Path) -> Path:
-    """A folder with the model's shape and a tokenizer; where it has none, that of bert-base-chinese will do."""
-    there, mine = SHARED / "models" / name, folder / name
-    if any(there.glob("tokenizer*")):
-        return there
-    if not mine.is_dir():
-        shutil.copytree(SHARED / "models" / "bert-base-chinese", mine)
-        transformers.AutoTokenizer.from_pretrained(mine).save_pretrained(
-            mine
-        )  # its special tokens, written out for other architectures
-        if name in MADE:
-            kind, settings = MADE[name]
-            getattr(transformers, kind)(**settings).save_pretrained(mine)
+    """A folder with the model's config and a tokenizer, that of bert-base-chinese where it has none of its own."""
+    shared, own = SHARED / "models" / name, folder / name
+    if any(shared.glob("tokenizer*")):
+        return shared
+    if not own.is_dir():
+        shutil.copytree(SHARED / "models" / "bert-base-chinese", own)
+        # Saved again so that its special tokens are written out, which other architectures need.
+        transformers.AutoTokenizer.from_pretrained(own).save_pretrained(own)
+        if name in FROM_CONFIG:
+            kind, settings = FROM_CONFIG[name]
+            getattr(transformers, kind)(**settings).save_pretrained(own)
         else:
-            shutil.copy(there / "config.json", mine / "config.json")
-    return mine
+            shutil.copy(shared / "config.json", own / "config.json")
+    return own
 
 
 def save(runs: list[dict[str, Any]]) -> None:
@@ -158,4 +169,4 @@ def save(runs: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

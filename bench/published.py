@@ -1,7 +1,7 @@
-"""What others have measured on cards, beside what a rehearsal says. Needs ../shared. Writes records/published.json.
+"""Published measurements of GPU memory beside our predictions. Needs ../shared. Writes records/published.json.
 
-Each row of ../shared/ground_truth/published.csv that can be expressed is rehearsed as a training loop of the kind its
-source describes; the others are kept with the reason why not.
+Each row of ../shared/ground_truth/published.csv that states enough is simulated as a training loop of the kind that its
+source describes; the other rows are recorded with the reason why not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -34,7 +33,7 @@ def main() -> None:
     rows = list(csv.DictReader((SHARED / "ground_truth" / "published.csv").open(encoding="utf-8")))
     results = []
     for row in rows:
-        result = {**about(row), **rehearsed(row)}
+        result = {**about(row), **predicted(row)}
         results.append(result)
         error = f"{result['error']:+.1%}" if result.get("error") is not None else result["reason"]
         print(
@@ -54,15 +53,15 @@ def about(row: Row) -> dict[str, Any]:
     return {**short, "checkpointing": row["grad_checkpointing"] == "1", "grade": grade, "published": published}
 
 
-def rehearsed(row: Row) -> dict[str, Any]:
-    express = SOURCES.get(row["source_id"])
-    if express is None:
-        return {"predicted": None, "error": None, "reason": REASONS.get(row["source_id"], "not a training")}
-    return express(row)
+def predicted(row: Row) -> dict[str, Any]:
+    predict = SOURCES.get(row["source_id"])
+    if predict is None:
+        return {"predicted": None, "error": None, "reason": REASONS.get(row["source_id"], "not a training run")}
+    return predict(row)
 
 
 def sdpa_table(row: Row) -> dict[str, Any]:
-    """Forward and backward only; the loss is the sum of the logits, which stay alive; peak of allocated memory."""
+    """Forward and backward only; the loss is the sum of the logits, which stay allocated; peak of allocated memory."""
     dtype = torch.float16 if row["precision"].startswith("fp16") else torch.float32
     batch, length, attention = int(row["batch_size"]), int(row["seq_len"]), row["attention_impl"]
 
@@ -78,9 +77,9 @@ def sdpa_table(row: Row) -> dict[str, Any]:
 
         return step
 
-    estimate = estimate_loop(build, card_of(row))
+    estimate = estimate_loop(build, gpu_of(row))
     if not row["value_MiB"]:
-        capacity = card_of(row).memory
+        capacity = gpu_of(row).total_bytes
         return {
             "predicted": round(estimate.peak / _MIB, 1),
             "error": None,
@@ -101,20 +100,24 @@ def language_model(name: str, attention: str, dtype: torch.dtype) -> Any:
 
 
 def trainer_table(row: Row) -> dict[str, Any]:
-    """BERT-Large in Trainer: context and all that the allocator took, read after training."""
+    """BERT-Large in Trainer: CUDA context and all memory that the allocator reserved, read after training."""
     context = 1343 * _MIB  # the source's own measurement
-    card = replace(GPUS["V100 16GB"], context=context)
+    gpu = replace(GPUS["V100 16GB"], context_bytes=context)
     if row["optimizer"] == "none":
         if not row["batch_size"] and "bert" not in row["model"]:
-            return {"predicted": None, "error": None, "reason": "the context itself: taken from here"}
-        return compared(row, loaded(card))
+            return {
+                "predicted": None,
+                "error": None,
+                "reason": "the CUDA context itself: the other rows use this value",
+            }
+        return compared(row, loaded_bytes(gpu))
     if "8bit" in row["optimizer"]:
-        return {"predicted": None, "error": None, "reason": "bitsandbytes' optimizer has no kernel without a card"}
-    return compared(row, estimate_loop(trainer_loop(row), card).peak)
+        return {"predicted": None, "error": None, "reason": "bitsandbytes' optimizer has no kernel without a GPU"}
+    return compared(row, estimate_loop(trainer_loop(row), gpu).peak)
 
 
 def trainer_loop(row: Row) -> Loop:
-    batch, length, slices = int(row["batch_size"]), int(row["seq_len"]), int(row["grad_accum_steps"])
+    batch, length, accumulated = int(row["batch_size"]), int(row["seq_len"]), int(row["grad_accum_steps"])
     half = row["precision"].startswith("fp16")
 
     def build() -> Callable[[], None]:
@@ -128,13 +131,13 @@ def trainer_loop(row: Row) -> Loop:
         ]
 
         def step() -> None:
-            for _ in range(slices):
+            for _ in range(accumulated):
                 with torch.autocast("cpu", torch.float16) if half else contextlib.nullcontext():
                     loss = model(**batches[0]).loss
                 loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
             optimizer.step()
-            model.zero_grad(set_to_none=False)  # torch's way until 2.0: gradients stay, as zeros
+            model.zero_grad(set_to_none=False)  # the default until torch 2.0: gradients are zeroed, not freed
 
         return step
 
@@ -147,7 +150,7 @@ def classifier() -> Any:
 
 
 def old_optimizer(name: str, model: Any) -> torch.optim.Optimizer:
-    """Of the time: one parameter after the other."""
+    """As in 2022: one parameter after the other."""
     if name == "Adafactor":
         from transformers.optimization import Adafactor
 
@@ -155,18 +158,18 @@ def old_optimizer(name: str, model: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), foreach=False)
 
 
-def loaded(card: Device) -> int:
+def loaded_bytes(gpu: Device) -> int:
     def build() -> Callable[[], None]:
         model = classifier()
         return lambda: model.eval() and None
 
-    estimate = estimate_loop(build, card)
+    estimate = estimate_loop(build, gpu)
     return estimate.overhead + sum(estimate.phases["load"].values())
 
 
-def small_card(row: Row) -> dict[str, Any]:
+def small_gpu(row: Row) -> dict[str, Any]:
     """Whether BERT-base with a question answering head trains on 4 GB."""
-    card = GPUS["GTX 1050 Ti 4GB"]
+    gpu = GPUS["GTX 1050 Ti 4GB"]
 
     def build() -> Callable[[], None]:
         config = hf.AutoConfig.from_pretrained(SHARED / "models" / "bert-base-uncased")
@@ -182,17 +185,17 @@ def small_card(row: Row) -> dict[str, Any]:
 
         return step
 
-    estimate = estimate_loop(build, card)
+    estimate = estimate_loop(build, gpu)
     outcome = "ran out of memory" if "OOM" in row["measured_quantity"].partition(":")[2] else "ran"
     return {
         "predicted": round(estimate.peak / _MIB, 1),
         "error": None,
-        "reason": f"{outcome} there; {fits(estimate, card.memory)}",
+        "reason": f"{outcome} there; {fits(estimate, gpu.total_bytes)}",
     }
 
 
 def vit(row: Row) -> dict[str, Any]:
-    """ViT-Large, Adam as torch steps it on a card (all parameters at once); what the allocator reserved."""
+    """ViT-Large with torch's foreach Adam, the default on CUDA; memory that the allocator reserved."""
     bf16, half = row["precision"].startswith("bf16"), row["precision"].startswith("fp16")
     if "vit_l_16" not in row["model"] or row["optimizer"] != "Adam":
         return {"predicted": None, "error": None, "reason": "model or optimizer code not stated well enough"}
@@ -216,12 +219,12 @@ def vit(row: Row) -> dict[str, Any]:
 
         return step
 
-    estimate = estimate_loop(build, replace(GPUS["A100 80GB"], context=0))
+    estimate = estimate_loop(build, replace(GPUS["A100 80GB"], context_bytes=0))
     return compared(row, estimate.peak)
 
 
 def allocated(estimate: Estimate) -> int:
-    """torch's max_memory_allocated: neither context nor what the allocator keeps."""
+    """As torch's max_memory_allocated: without the CUDA context and the allocator's cache."""
     return max(sum(kinds.values()) - kinds[MemoryKind.ALLOCATOR] for kinds in estimate.phases.values())
 
 
@@ -235,12 +238,12 @@ def compared(row: Row, predicted: int) -> dict[str, Any]:
 
 
 def fits(estimate: Estimate, capacity: int | None) -> str:
-    return "rehearsed, it " + ("fits" if capacity is not None and estimate.peak <= capacity else "does not fit")
+    return "simulated, it " + ("fits" if capacity is not None and estimate.peak <= capacity else "does not fit")
 
 
-def card_of(row: Row) -> Device:
+def gpu_of(row: Row) -> Device:
     named = find_gpu(row["gpu"].partition(" (")[0].replace("-SXM2", "").replace("-", " "))
-    return named or replace(GPUS["RTX 3080 10GB"], title=row["gpu"], memory=16 << 30)
+    return named or replace(GPUS["RTX 3080 10GB"], label=row["gpu"], total_bytes=16 << 30)
 
 
 SOURCES: dict[str, Callable[[Row], dict[str, Any]]] = {
@@ -248,18 +251,18 @@ SOURCES: dict[str, Callable[[Row], dict[str, Any]]] = {
     "hf_docs_sdpa_gpt2": sdpa_table,
     "hf_pr_28802_bert_sdpa": sdpa_table,
     "hf_docs_perf_train_gpu_one": trainer_table,
-    "hf_issue_1469": small_card,
+    "hf_issue_1469": small_gpu,
     "raschka_pytorch_memory_optim": vit,
 }
 NOTES = {
-    "hf_docs_perf_train_gpu_one": "eager attention, a step parameter by parameter, gradients kept as zeros: as in 2022",
-    "raschka_pytorch_memory_optim": "torchvision's model, rehearsed as transformers' of the same shape",
+    "hf_docs_perf_train_gpu_one": "as in 2022: eager attention, per-parameter optimizer, gradients zeroed, not freed",
+    "raschka_pytorch_memory_optim": "torchvision's model, simulated as transformers' model of the same shape",
     "hf_pr_28802_bert_sdpa": "fp32 inferred from the size",
 }
 REASONS = {
-    "google_bert_readme": "TensorFlow 1.11: another allocator and other kernels",
+    "google_bert_readme": "TensorFlow 1.11: different allocator and kernels",
     "torchtune_readme_flags": "torchtune's own model and loss code, settings not stated",
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

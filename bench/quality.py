@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared"
 RECORD = ROOT / "records" / "quality.json"
 SEEDS = (1, 2, 3)
-KEPT = ("f1", "accuracy", "loss")
+METRICS = ("f1", "accuracy", "loss")
 BASELINE = "transformers.Trainer"
-RUNGS = {
-    words: words.split() if words != "plain" else []
-    for words in (
-        "plain",
+RECIPES = {
+    specs: specs.split() if specs != "baseline" else []
+    for specs in (
+        "baseline",
         "micro-batch:size=1",
         "tiled-attention chunked-layers:size=8,layers=2 length-bucketing adafactor optimizer-in-backward",
         "tiled-attention chunked-layers:size=8,layers=2 adamw-16bit optimizer-in-backward",
@@ -36,38 +36,40 @@ RUNGS = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=None)
-    parser.add_argument("--minutes", type=float, default=None, help="begin no run after this; a later call goes on")
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="start no run after this time; the next call continues"
+    )
     given = parser.parse_args()
-    results, start = earlier(given.rows), time.monotonic()
+    results, start = recorded_runs(given.rows), time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model, (train, validation) = weights(folder), split(folder, given.rows)
-        for rung, seed in plan():
-            if len(results[rung]) >= seed:  # seeds count from 1, so this one is there
+        for recipe, seed in plan():
+            if len(results[recipe]) >= seed:  # seeds are counted from 1, so this one is done
                 continue
             if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
                 break
-            if rung == BASELINE:
-                results[rung].append(baseline(model, train, validation, seed))
+            if recipe == BASELINE:
+                results[recipe].append(baseline(model, train, validation, seed))
             else:
-                out = folder / f"{list(RUNGS).index(rung)}-{seed}"
-                results[rung].append(ours(model, train, validation, seed, RUNGS[rung], out))
+                out = folder / f"{list(RECIPES).index(recipe)}-{seed}"
+                results[recipe].append(ours(model, train, validation, seed, RECIPES[recipe], out))
             save(results, given.rows)
 
 
 def plan() -> list[tuple[str, int]]:
-    """The first seed of all, then the baseline's others, which give the noise, then the rest."""
-    runs = [(rung, seed) for seed in SEEDS for rung in (BASELINE, *RUNGS)]
+    """The first seed of every recipe, then the other seeds of the baseline (they give the noise), then the rest."""
+    runs = [(recipe, seed) for seed in SEEDS for recipe in (BASELINE, *RECIPES)]
     return sorted(runs, key=lambda run: run[1] != SEEDS[0] and (1 if run[0] == BASELINE else 2))
 
 
-def earlier(rows: int | None) -> dict[str, list[dict[str, float]]]:
-    """What an earlier call has measured of the same."""
+def recorded_runs(rows: int | None) -> dict[str, list[dict[str, float]]]:
+    """What earlier calls have measured with the same number of rows."""
     if RECORD.is_file():
         record = json.loads(RECORD.read_text("utf-8"))
         if record["rows"] == (rows or "all"):
-            return {name: record["runs"].get(name, {"each": []})["each"] for name in (BASELINE, *RUNGS)}
-    return {name: [] for name in (BASELINE, *RUNGS)}
+            return {name: record["runs"].get(name, {"each": []})["each"] for name in (BASELINE, *RECIPES)}
+    return {name: [] for name in (BASELINE, *RECIPES)}
 
 
 def weights(folder: Path) -> Path:
@@ -77,7 +79,7 @@ def weights(folder: Path) -> Path:
 
 
 def split(folder: Path, wanted: int | None) -> tuple[Path, Path]:
-    """A tenth held out, stratified, the same for every run; the one empty review is not a row."""
+    """A tenth held out, stratified, the same for every run; the one empty review is left out."""
     with (SHARED / "data" / "ChnSentiCorp_htl_all.csv").open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["review"].strip()]
     random.Random(0).shuffle(rows)
@@ -101,16 +103,16 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
 def baseline(model: Path, train: Path, validation: Path, seed: int) -> dict[str, float]:
     script = str(ROOT / "bench" / "baseline.py")
     printed = run([script, "--model", model, "--train", train, "--validation", validation, "--seed", seed])
-    found = json.loads(printed.splitlines()[-1])  # above it stands what Trainer prints
-    return {key: found[key] for key in KEPT}
+    found = json.loads(printed.splitlines()[-1])  # the lines above are printed by Trainer
+    return {key: found[key] for key in METRICS}
 
 
 def ours(model: Path, train: Path, validation: Path, seed: int, use: list[str], out: Path) -> dict[str, float]:
     command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--out", out]
     command += ["--model", model, "--data", train, "--validation", validation, "--seed", seed]
     command += ["--batch-size", 32, "--max-length", 128, "--epochs", 1, "--learning-rate", 2e-5]
-    record = json.loads(run([*command, *(word for strategy in use for word in ("--use", strategy))]))
-    return {key: record["metrics"][f"eval_{key}"] for key in KEPT}
+    record = json.loads(run([*command, *(part for spec in use for part in ("--use", spec))]))
+    return {key: record["metrics"][f"eval_{key}"] for key in METRICS}
 
 
 def run(command: list[object]) -> str:

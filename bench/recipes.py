@@ -1,8 +1,8 @@
-"""The tutorials' ladder and ours by the verb itself: for BERT-Large's shape, and for real weights with F1.
+"""The tutorials' recipes and ours as `tightfit compare` measures them: BERT-Large by shape, MiniLM with F1.
 
-Chinese macbert-large has random weights here and trains some steps on all the hotel reviews; MiniLM has its real ones
-and trains to the end on English film reviews. Works in build/rungs and writes records/rungs-*.json; a later call
-goes on where an earlier one stopped. Needs ../shared.
+macbert-large has random weights and trains a few steps on all hotel reviews; MiniLM has its real weights and trains to
+the end on English film reviews. Works in build/recipes and writes records/recipes-*.json; the next call continues where
+the last one stopped. Needs ../shared.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 
 from quality import ROOT, SHARED
-from tightfit.comparison.comparison import find_rungs
+from tightfit.comparison.comparison import find_recipes
 from tightfit.demo import demo_job
 from tightfit.job import Job
 from tightfit.strategies.recipe import Recipe
 
-WORK = ROOT / "build" / "rungs"
+WORK = ROOT / "build" / "recipes"
 NAMES = {"recipes-macbert-large": "chinese-macbert-large", "recipes-minilm": "all-MiniLM-L6-v2"}
 FILMS = 1000  # reviews
 HOTELS = ["--random-weights", "--steps", "2", "--budget", "4GB"]
@@ -29,36 +29,33 @@ WITH_SCORES = ["--full", "--seeds", "1", "--max-length", "64", "--learning-rate"
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--minutes", type=float, default=None, help="begin no rung after this; a later call goes on")
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="start no recipe after this time; the next call continues"
+    )
     given = parser.parse_args()
     start = time.monotonic()
     WORK.mkdir(parents=True, exist_ok=True)
-    for name, (job, options, rungs) in ladders().items():
-        for recipe in rungs:
+    for name, (job, options, recipes) in comparisons().items():
+        for recipe in recipes:
             if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
                 return
-            measurement(name, job, options, " ".join(recipe.specs) or "plain")
+            compare(name, job, options, " ".join(recipe.specs) or "baseline")
 
 
-def ladders() -> dict[str, tuple[Job, list[str], list[Recipe]]]:
+def comparisons() -> dict[str, tuple[Job, list[str], list[Recipe]]]:
     hotels = SHARED / "data" / "ChnSentiCorp_htl_all.csv"
     large = Job(model=str(SHARED / "models" / "chinese-macbert-large"), data=str(hotels))
     small = Job(model=demo_job().model, data=str(films()), max_length=64)
-    few = [
-        *find_rungs(
-            ["plain", "micro-batch:size=1", "micro-batch:size=1 gradient-checkpointing adafactor", "freeze"],
-            small,
-            "cpu",
-        )
-    ]
+    specs = ["baseline", "micro-batch:size=1", "micro-batch:size=1 gradient-checkpointing adafactor", "freeze"]
+    few = find_recipes(specs, small, "cpu")
     return {
-        "recipes-macbert-large": (large, HOTELS, find_rungs("all", large, "cpu")),
-        "recipes-minilm": (small, WITH_SCORES, [*few, *find_rungs("ours", small, "cpu")[1:]]),
+        "recipes-macbert-large": (large, HOTELS, find_recipes("all", large, "cpu")),
+        "recipes-minilm": (small, WITH_SCORES, [*few, *find_recipes("ours", small, "cpu")[1:]]),
     }
 
 
 def films() -> Path:
-    """The first sentences of the file, with column names."""
+    """The first sentences of the file, with a header."""
     lines = (SHARED / "data" / "sst2" / "train.tsv").read_text("utf-8").splitlines()[:FILMS]
     file = WORK / "films.csv"
     with file.open("w", encoding="utf-8", newline="") as out:
@@ -66,10 +63,11 @@ def films() -> Path:
     return file
 
 
-def measurement(name: str, job: Job, options: list[str], rung: str) -> None:
+def compare(name: str, job: Job, options: list[str], recipe: str) -> None:
+    """Measure one recipe, and copy the comparison without machine paths to records/."""
     out = WORK / name
-    command = [sys.executable, "-m", "tightfit", "comparison", "--model", job.model, "--data", job.data, *options]
-    subprocess.run([*command, "--device", "cpu", "--recipe", rung, "--out", str(out)], check=True, stdout=sys.stderr)
+    command = [sys.executable, "-m", "tightfit", "compare", "--model", job.model, "--data", job.data, *options]
+    subprocess.run([*command, "--device", "cpu", "--recipe", recipe, "--out", str(out)], check=True, stdout=sys.stderr)
     text = (out / "comparison.json").read_text("utf-8")
     for path, shown in ((job.model, NAMES[name]), (job.data, Path(job.data).name)):
         text = text.replace(str(Path(path).resolve()), shown)

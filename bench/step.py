@@ -1,5 +1,6 @@
-"""Our step beside a plain PyTorch loop over the same slices, step by step in one process; and its gradient error.
+"""Time of our step beside a hand-written PyTorch loop over the same micro-batches, and the error of its gradient.
 
+Both take their steps in turns in one process.
 Needs ../shared (data and weights). Writes records/step.json.
 """
 
@@ -7,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ from tightfit.training.trainer import Trainer
 
 RECORD = Path(__file__).resolve().parent.parent / "records" / "step.json"
 STEPS, WARM_UP = 24, 4
-SLICE = 8
+MICRO_BATCH = 8
 
 
 def main() -> None:
@@ -41,7 +41,7 @@ def main() -> None:
         record = {
             "model": "m3e-small",
             "batch": job.batch_size,
-            "slice": SLICE,
+            "micro_batch": MICRO_BATCH,
             "steps": STEPS - WARM_UP,
             **times(job, folder),
             "gradient_error": gradient_error(job),
@@ -51,9 +51,9 @@ def main() -> None:
 
 
 def times(job: Job, folder: Path) -> dict[str, Any]:
-    prepared = prepare(job, Recipe.parse([f"micro-batch:size={SLICE}"]), find_device("cpu"))
-    clock, baseline = StepTimer(), PlainLoop(job, prepared.parts)
-    trainer = WatchedTrainer(
+    prepared = prepare(job, Recipe.parse([f"micro-batch:size={MICRO_BATCH}"]), find_device("cpu"))
+    timer, baseline = StepTimer(), BaselineLoop(job, prepared.parts)
+    trainer = BatchKeepingTrainer(
         parts=prepared.parts,
         meter=meter_for(prepared.parts.device),
         args=training_arguments(job, prepared.parts, folder / "run", []),
@@ -61,41 +61,42 @@ def times(job: Job, folder: Path) -> dict[str, Any]:
         eval_dataset=prepared.validation.dataset.select(range(8)),
         processing_class=prepared.tokenizer,
         compute_metrics=lambda prediction: {"f1": 0.0},
-        callbacks=[clock, baseline],
+        callbacks=[timer, baseline],
     )
     baseline.trainer = trainer
     trainer.train()
-    ratios = [a / b for a, b in zip(clock.seconds[WARM_UP:], baseline.seconds[WARM_UP:], strict=True)]
+    ratios = [a / b for a, b in zip(timer.seconds[WARM_UP:], baseline.seconds[WARM_UP:], strict=True)]
     quarters = statistics.quantiles(ratios, n=4)
     return {
-        "seconds_ours": statistics.median(clock.seconds[WARM_UP:]),
-        "seconds_plain": statistics.median(baseline.seconds[WARM_UP:]),
+        "seconds_ours": statistics.median(timer.seconds[WARM_UP:]),
+        "seconds_baseline": statistics.median(baseline.seconds[WARM_UP:]),
         "ratio_median": statistics.median(ratios),
         "ratio_quartiles": [quarters[0], quarters[2]],
     }
 
 
-class WatchedTrainer(Trainer):
-    """Keeps the batch for the plain loop."""
+class BatchKeepingTrainer(Trainer):
+    """Keeps the last batch for the baseline loop."""
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.batch = dict(inputs)
         return super().training_step(model, inputs, num_items_in_batch)
 
 
-class PlainLoop(TrainerCallback):
-    """After each of our steps, the same batch through a model of its own as one would write it by hand."""
+class BaselineLoop(TrainerCallback):
+    """After each of our steps, a hand-written step on a second model with the same batch."""
 
     def __init__(self, job: Job, parts: Any) -> None:
         self.model = AutoModelForSequenceClassification.from_pretrained(job.model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=job.learning_rate, fused=True)
-        self.rows, self.seconds = parts.micro_batch_size, []
+        self.rows = parts.micro_batch_size
+        self.seconds: list[float] = []
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        slices = list(weighted_micro_batches(self.model, self.trainer.batch, self.rows))
+        micro_batches = list(weighted_micro_batches(self.model, self.trainer.batch, self.rows))
         start = time.perf_counter()
-        for share, piece in slices:
-            loss = self.model(**piece).loss * share
+        for share, micro_batch in micro_batches:
+            loss = self.model(**micro_batch).loss * share
             loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -104,7 +105,7 @@ class PlainLoop(TrainerCallback):
 
 
 def gradient_error(job: Job) -> dict[str, float]:
-    """|ours - whole batch| / |whole batch| with dropout off, for slices of several sizes and a ragged batch."""
+    """|ours - whole batch| / |whole batch| without dropout, for several micro-batch sizes and an uneven last one."""
     from transformers import DataCollatorWithPadding
 
     prepared = prepare(job, Recipe(), find_device("cpu"))
@@ -115,15 +116,15 @@ def gradient_error(job: Job) -> dict[str, float]:
         model(**batch).loss.backward()
         whole = take_gradients(model)
         run_micro_batches(model, weighted_micro_batches(model, batch, size), torch.Tensor.backward, meter.phase)
-        errors[f"{rows} rows in slices of {size}"] = float((take_gradients(model) - whole).norm() / whole.norm())
+        errors[f"{rows} rows in micro-batches of {size}"] = float((take_gradients(model) - whole).norm() / whole.norm())
     return errors
 
 
 def take_gradients(model: Any) -> torch.Tensor:
-    row = torch.cat([p.grad.flatten().double() for p in model.parameters()])
+    gradients = torch.cat([p.grad.flatten().double() for p in model.parameters()])
     model.zero_grad()
-    return row
+    return gradients
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -23,8 +23,8 @@ FOLDERS = {
 }
 
 
-def who(name: str) -> str:
-    """transformers.Trainer by its own name, a recipe of ours as code."""
+def label(name: str) -> str:
+    """A row's label: transformers.Trainer as text, a recipe of ours as code."""
     return name if name == TRAINER else f"tightfit, `{name}`"
 
 
@@ -72,7 +72,9 @@ def _listing(lines: list[tuple[str, str]], width: int) -> str:
 def quality(language: str) -> str:
     """F1 by seed."""
     found = record("quality")
-    rows = [(who(name), ", ".join(f"{run['f1']:.4f}" for run in runs["each"])) for name, runs in found["runs"].items()]
+    rows = [
+        (label(name), ", ".join(f"{run['f1']:.4f}" for run in runs["each"])) for name, runs in found["runs"].items()
+    ]
     noise = f"{found['seed_noise']:.4f}"
     below = f"基线各种子相差 {noise}。" if language == "zh" else f"The baseline's seeds differ by {noise}."
     return f"{table(HEADINGS['quality'][language], rows)}\n{below}\n"
@@ -85,16 +87,16 @@ def comparison(language: str) -> str:
         predicted = gib(run.predicted_bytes) if run.predicted_bytes else "–"
         low, high = run.quartiles
         spread = "" if run.recipe == TRAINER else f" ({low:.2f} – {high:.2f})"
-        rows.append((who(run.recipe), gib(run.peak_bytes), predicted, f"{run.ratio:.2f} ×{spread}"))
+        rows.append((label(run.recipe), gib(run.peak_bytes), predicted, f"{run.ratio:.2f} ×{spread}"))
     return table(HEADINGS["comparison"][language], rows)
 
 
 def same_result(language: str) -> str:
     """Losses after some steps from the same weights, without dropout."""
-    losses = record("same")["losses"]
+    losses = record("same_result")["losses"]
     name, expected = next(iter(losses.items()))
     rows = [(name, f"{expected:.6f}", "–")]
-    rows += [(who(r), f"{loss:.6f}", f"{loss - expected:+.1e}") for r, loss in losses.items() if r != name]
+    rows += [(label(r), f"{loss:.6f}", f"{loss - expected:+.1e}") for r, loss in losses.items() if r != name]
     return table(HEADINGS["same-result"][language], rows)
 
 

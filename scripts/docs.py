@@ -5,7 +5,7 @@ A block stands between two markers, each on its own line; everything between the
     <!-- NAME -->
     <!-- /NAME -->
 
-Any page may use any block, as often as it likes. README.zh.md gets its blocks in Chinese, every other page in English.
+Any page may use any block, any number of times. Blocks are in Chinese in README.zh.md and in English everywhere else.
 Numbers come from records/, names and descriptions from src/tightfit; nothing in a block is typed by hand.
 
     plan-short             the start of a printed plan: recipe, peak, baseline, reasons     README

@@ -1,4 +1,4 @@
-"""The blocks about plans: what is printed, for which devices, whether runs keep to it, and how long planning takes."""
+"""The blocks about plans: printed output, devices, runs under a hard limit, choice of recipe, planning time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import records
 from records import record
 from source import format_seconds
-from tables import ASKED, HEADINGS, gib, table
+from tables import HEADINGS, PLANNING_TIMES, gib, table
 
 _COMMAND = '$ tightfit plan --model hfl/chinese-macbert-large --data reviews.csv --device "GTX 1650 4GB"'
 _WIDTH = 112
@@ -73,14 +73,15 @@ def _range(values: list[float], digits: int) -> str:
 def plan_choice(language: str) -> str:
     """The chosen recipe beside the alternatives that fit, measured in turns and alone."""
     rows = []
-    for name, case in record("regret")["cases"].items():
-        beside, alone = case["together"], case.get("alone")
-        chosen = beside["runs"][0]["recipe"]
+    for name, case in record("plan_choice")["cases"].items():
+        measured, alone = case["interleaved"], case.get("alone")
+        chosen = measured["runs"][0]["recipe"]
         error = _time_error(alone) if alone else "–"
-        if alone and alone["recipe"] != chosen:  # times so close that another day has another plan
+        if alone and alone["recipe"] != chosen:  # close times: planned again, it chose another recipe
             error += f" (`{' '.join(alone['recipe'])}`)"
-        pairs = f"{beside['pairs_in_order']} / {beside['pairs']}" if beside["pairs"] else "–"
-        rows.append((*name.split(), f"`{' '.join(chosen)}`", _slower(beside), _slower(case.get("near")), pairs, error))
+        pairs = f"{measured['pairs_in_order']} / {measured['pairs']}" if measured["pairs"] else "–"
+        slower = _slower(measured), _slower(case.get("neighbours"))
+        rows.append((*name.split(), f"`{' '.join(chosen)}`", *slower, pairs, error))
     return table(HEADINGS["plan-choice"][language], rows)
 
 
@@ -88,7 +89,7 @@ def _slower(measured: dict[str, Any] | None) -> str:
     """Than the fastest with the same effect on the result; nothing where there was no alternative."""
     if not measured or len(_same_effect(measured["runs"])) < 2:
         return "–"
-    return f"{measured['regret']:.0%}"
+    return f"{measured['slower_by']:.0%}"
 
 
 def _same_effect(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -105,9 +106,9 @@ def _time_error(alone: dict[str, Any]) -> str:
 def planning_time(language: str) -> str:
     """In a fresh process, and for other budgets in one that has already planned."""
     found = record("planning")
-    first, fresh, again = ASKED[language]
-    seconds = [run["seconds"] for run in found["cold"]]
+    first, fresh, again = PLANNING_TIMES[language]
+    seconds = [run["seconds"] for run in found["fresh_process"]]
     rows = [(found["budget"], first, f"{found['first_use']['seconds']:.1f} s")]
     rows += [(found["budget"], fresh, f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} – {max(seconds):.1f})")]
-    rows += [(budget, again, f"{run['seconds']:.2f} s") for budget, run in found["others"].items()]
+    rows += [(budget, again, f"{run['seconds']:.2f} s") for budget, run in found["other_budgets"].items()]
     return table(HEADINGS["planning-time"][language], rows)

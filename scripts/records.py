@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).resolve().parent.parent / "records"
-CURRENT = ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2", "hf_pr_28802_bert_sdpa")  # others ran code of years ago
-_OUTERMOST = 0.02  # of the runs on either side are left out of the error band
+CURRENT = ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2", "hf_pr_28802_bert_sdpa")  # the other sources ran old versions
+_OUTLIERS = 0.02  # share of the runs at either end that the error band leaves out
 
 # Names of files, without .json.
 COMPARISON = "comparison"
@@ -19,7 +19,7 @@ RECIPES_MINILM = "recipes-minilm"
 # Keys that carry a word of the vocabulary.
 PREDICTED_BYTES = "predicted_bytes"
 PREDICTED_SECONDS = "predicted_seconds"
-PREDICTED_AROUND = "predicted_around"
+PREDICTED_EACH = "predicted_before_during_after"
 BASELINE = "baseline"
 ESTIMATE = "estimate"
 PHASES = "phases"  # inside an estimate
@@ -36,7 +36,7 @@ def path_of(name: str) -> Path:
 
 def printed_plan() -> str:
     """What `tightfit plan` printed for BERT-Large on a GPU of 4 GB."""
-    return (RECORDS / "answer.txt").read_text("utf-8").strip()
+    return (RECORDS / "plan.txt").read_text("utf-8").strip()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Device:
 
 
 def devices() -> list[Device]:
-    return [Device(plan, plan[BASELINE]) for plan in record("answers").values()]
+    return [Device(plan, plan[BASELINE]) for plan in record("plans").values()]
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class LimitedRun:
         model, _, budget = name.partition(" ")
         if run["exit"] != 0:
             return cls(model, budget, finished=False)
-        peak, noted = run["peak_bytes"], run.get("not_as_planned")
+        peak, noted = run["peak_bytes"], run.get("recoveries")
         recoveries = None if noted is None else len(noted)
         return cls(model, budget, True, peak / run["budget_bytes"], peak / run[PREDICTED_BYTES], recoveries)
 
 
 def limited_runs() -> list[LimitedRun]:
-    return [LimitedRun.of(name, run) for name, run in record("promise")["runs"].items()]
+    return [LimitedRun.of(name, run) for name, run in record("hard_limit")["runs"].items()]
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def demo() -> Demo:
 
 def time_errors(alone: dict[str, Any]) -> list[float]:
     """Predicted over measured time, minus one: once for each calibration of the machine."""
-    predicted = alone.get(PREDICTED_AROUND, [alone[PREDICTED_SECONDS]])
+    predicted = alone.get(PREDICTED_EACH, [alone[PREDICTED_SECONDS]])
     return [seconds / alone["seconds_per_step"] - 1 for seconds in predicted]
 
 
@@ -186,5 +186,5 @@ def error_band_file() -> str:
 
 def _band(ratios: list[float]) -> list[float]:
     ordered = sorted(ratios)
-    skip = int(_OUTERMOST * len(ordered))
+    skip = int(_OUTLIERS * len(ordered))
     return [round(min(ordered[skip], 1.0), 3), round(max(ordered[-1 - skip], 1.0), 3)]

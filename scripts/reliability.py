@@ -9,14 +9,15 @@ from records import record
 from tables import table
 
 # The parts of records/reliability.json.
-KILLS, MEMORY_ERRORS, MEMORY_LIMITS, DISK, INPUTS, FUZZ = "kills", "hunger", "limits", "disk", "inputs", "fuzz"
+KILLS, MEMORY_ERRORS, MEMORY_LIMITS = "kills", "memory_errors", "memory_limits"
+DISK, BAD_INPUTS, FUZZ = "disk", "bad_inputs", "fuzz"
 WHAT = {
     KILLS: "runs killed with SIGKILL one to three times each, then resumed: weights and losses are the same bits",
     MEMORY_ERRORS: "injected out-of-memory errors, dropout off: same steps and batches, losses equal to rounding, "
     "one line logged",
     MEMORY_LIMITS: "runs under a hard memory limit below what their recipe needs: finished with smaller micro-batches",
     DISK: "disks filled up during a run: last checkpoint intact, one sentence, resumed to the same bits",
-    INPUTS: "bad inputs: one sentence and exit code 2, nothing written; or a damaged checkpoint skipped",
+    BAD_INPUTS: "bad inputs: one sentence and exit code 2, nothing written; or a damaged checkpoint skipped",
     FUZZ: "mutated CSV, TSV, JSON and YAML files: read, or rejected in one sentence",
 }
 
@@ -28,13 +29,13 @@ def block(_: str) -> str:
     installed = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     minutes = sum(found[part]["seconds"] for part in WHAT) / 60
     below = f"\n{minutes:.0f} minutes in all, with {installed}.\n"
-    parts = (_kills, _memory_errors, _memory_limits, _disk, _inputs, _fuzz)
+    parts = (_kills, _memory_errors, _memory_limits, _disk, _bad_inputs, _fuzz)
     return table(("fault", "passed"), rows) + below + "".join(part(found) for part in parts)
 
 
 def _kills(found: dict[str, Any]) -> str:
     runs = found[KILLS]["results"]
-    times = Counter(_when(text) for run in runs for text in run["killed"])
+    times = Counter(_when(text) for run in runs for text in run["killed_while"])
     rows = [(when, str(count)) for when, count in times.most_common()]
     recipes = ", ".join(sorted({run["recipe"] for run in runs}))
     return (
@@ -52,42 +53,46 @@ def _memory_errors(found: dict[str, Any]) -> str:
     results = found[MEMORY_ERRORS]["results"]
     steps = ("first", "middle", "last")
     rows = []
-    for place in dict.fromkeys(result["place"] for result in results):
-        here = [result for result in results if result["place"] == place]
+    for phase in dict.fromkeys(result["phase"] for result in results):
+        here = [result for result in results if result["phase"] == phase]
         passed = [sum(r["passed"] for r in here if r["when"] == when) for when in steps]
         cells = [
             f"{count} of {sum(r['when'] == when for r in here)}" for count, when in zip(passed, steps, strict=True)
         ]
-        rows.append((place, *cells, f"{max(r['difference'] for r in here):.1e}"))
+        rows.append((phase, *cells, f"{max(r['loss_difference'] for r in here):.1e}"))
     errors = ", ".join(dict.fromkeys(result["error"] for result in results))
-    partial = sum("half done" in line for result in results for line in result["said"])
+    partial = sum("checkpoint-" in line for result in results for line in result["messages"])
     recipes = ", ".join(dict.fromkeys(result["recipe"] for result in results))
     return (
         f"\n### Out-of-memory errors\n\nEvery phase and step with every error ({errors}); recipes rotate ({recipes}). "
         "Dropout is off: with dropout the same random numbers go to other rows, and the losses differ. "
         f"In {partial} of them some weights had already been updated, and the run resumed from its last checkpoint. "
         "For example:\n\n"
-        f"> {next(line for result in results for line in result['said'])}\n\n"
+        f"> {next(line for result in results for line in result['messages'])}\n\n"
         + table(("phase", *(f"{when} step" for when in steps), "largest relative difference of a loss"), rows)
     )
 
 
 def _memory_limits(found: dict[str, Any]) -> str:
     rows = [
-        (run["recipe"], f"{run['needed'] / 2**20:,.0f} MiB", f"{run['allowed'] / 2**20:,.0f} MiB", str(run["shrunk"]))
+        (run["recipe"], _mib(run["needed_bytes"]), _mib(run["limit_bytes"]), str(run["times_halved"]))
         for run in found[MEMORY_LIMITS]["results"]
     ]
     return "\n### Memory limits below the need\n\n" + table(("recipe", "needs", "limit", "times halved"), rows)
 
 
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
+
+
 def _disk(found: dict[str, Any]) -> str:
-    rows = [(run["way"], run["disk"], str(run["ended"]), run["said"]) for run in found[DISK]["results"]]
+    rows = [(run["fault"], run["disk"], str(run["exit_code"]), run["message"]) for run in found[DISK]["results"]]
     return "\n### Full disks\n\n" + table(("", "disk", "exit code", "message"), rows)
 
 
-def _inputs(found: dict[str, Any]) -> str:
+def _bad_inputs(found: dict[str, Any]) -> str:
     groups: dict[str, list[str]] = {}
-    for result in found[INPUTS]["results"]:
+    for result in found[BAD_INPUTS]["results"]:
         kind, _, name = result["input"].partition(": ")
         groups.setdefault(kind, []).append(name if result["passed"] else f"**{name} (failed)**")
     rows = [(kind, str(len(names)), ", ".join(names)) for kind, names in groups.items()]

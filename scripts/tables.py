@@ -1,4 +1,4 @@
-"""Tables in Markdown: their headings in both languages, and how figures are written."""
+"""Markdown tables: headings in both languages, and number formats."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-ASKED = {
+PLANNING_TIMES = {
     "en": (
         "first use, including the calibration of the machine",
         "fresh process, median and range",

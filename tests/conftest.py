@@ -1,4 +1,4 @@
-"""A tiny model and tiny files, made here: no download, no weights, no shared folder."""
+"""Fixtures: a tiny model and tiny data files, generated without downloads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports the hub client: no test may reach for it
+os.environ["HF_HUB_OFFLINE"] = "1"  # set before the hub client is imported: no test may use the network
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ["OMP_NUM_THREADS"] = "1"  # tiny models gain nothing from more, and tests run side by side
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models gain nothing from more threads, and tests run in parallel
 
 GOOD = ["clean", "quiet", "kind", "lovely", "warm", "friendly", "spotless", "generous", "calm", "bright"]
 BAD = ["dirty", "loud", "rude", "broken", "cold", "smelly", "damp", "noisy", "dark", "greedy"]
@@ -20,19 +20,19 @@ FILLER = ["the", "room", "was", "and", "staff", "were", "bed", "it", "had", "a",
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Rows of the tests do not belong into the user's cache."""
+def _temporary_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the tests' row files out of the user's cache."""
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path_factory.mktemp("rows"))
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT of 2 layers with a word tokenizer and saved weights."""
+    """A BERT with 2 layers, a word-level tokenizer and saved weights."""
     return make_model(tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 def make_model(folder: Path, **shape: Any) -> Path:
-    """A tiny BERT, or one of another shape."""
+    """A tiny BERT; `shape` overrides its config."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
@@ -48,7 +48,7 @@ def make_model(folder: Path, **shape: Any) -> Path:
 
 
 def write_reviews(path: Path, rows: int = 60, seed: int = 0) -> Path:
-    """`label,review` rows whose label follows from their words."""
+    """`label,review` rows whose words determine the label."""
     picker = random.Random(seed)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

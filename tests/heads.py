@@ -57,13 +57,13 @@ HEADS = {
 
 
 def build(architecture: str, head: str = "sequence", **changes: Any) -> Any:
-    """A model in training mode whose output depends on its input alone, if no change says otherwise."""
+    """A model in training mode, without dropout unless `changes` sets it."""
     torch.manual_seed(0)
     return HEADS[head].from_config(small_config(architecture, **changes)).train()
 
 
 def small_config(architecture: str, layers: int = 2, **changes: Any) -> Any:
-    """The shape of a small model."""
+    """The config of a small model."""
     kind, extra = CONFIGS[architecture]
     depths = {name: layers for name in extra if name in ("n_layer", "n_layers", "num_layers")}
     return kind(**{**_SMALL, **extra, **depths, "num_hidden_layers": layers, **changes})
@@ -77,7 +77,7 @@ def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int =
     mask = (torch.arange(longest)[None] < lengths[:, None]).long()
     ids = torch.randint(5, 99, (rows, longest)) * mask
     if head == "sequence":
-        ids[torch.arange(rows), lengths - 1] = 2  # T5 reads a text at its end token
+        ids[torch.arange(rows), lengths - 1] = 2  # T5 classifies by the hidden state of the end token
         labels = torch.randint(0, 3, (rows,))
     elif head == "seq2seq":
         labels = torch.randint(5, 99, (rows, longest - 6))
@@ -90,7 +90,7 @@ def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int =
 
 
 def gradients(model: Any) -> torch.Tensor:
-    """All gradients in one row, and forgotten by the model."""
+    """All gradients in one vector; the model's are reset."""
     row = torch.cat([p.grad.flatten().double() for p in model.parameters() if p.grad is not None])
     model.zero_grad()
     return row

@@ -1,55 +1,122 @@
-"""The import graph of src/tightfit: who imports whom, at the top of a module, inside functions, or for types only."""
+"""The import graph of src/tightfit: at the top of modules, inside functions, or for types only."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "tightfit"
+from tightfit.compat import _ALIASES
+
+PACKAGE = "tightfit"
+SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 TOP, LAZY, TYPES = "top", "lazy", "types"
 HEAVY = {"torch", "transformers", "accelerate", "peft", "datasets", "pyarrow", "pandas", "bitsandbytes", "matplotlib"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One module imports another; `kind` says where the statement stands."""
+    """One module imports another; `kind` is where the statement is."""
 
     importer: str
     target: str
-    kind: str
+    kind: str = TOP
+
+
+@dataclass(frozen=True)
+class ImportGraph:
+    """The modules of a package and all their imports, including those of other libraries."""
+
+    modules: frozenset[str]
+    imports: tuple[Import, ...]
+
+    def own(self, *kinds: str) -> dict[str, set[str]]:
+        """The imports between the package's own modules, for these kinds of imports."""
+        graph: dict[str, set[str]] = {name: set() for name in self.modules}
+        for found in self._own_imports:
+            if found.kind in kinds:
+                graph[found.importer].add(found.target)
+        return graph
+
+    def without(self, pairs: Collection[tuple[str, str]]) -> ImportGraph:
+        """The graph without some imports."""
+        return replace(self, imports=tuple(each for each in self.imports if (each.importer, each.target) not in pairs))
+
+    def cycles(self, *kinds: str) -> list[list[str]]:
+        """The groups of modules that reach each other."""
+        graph = self.own(*kinds)
+        reached = {name: _reachable(name, graph) for name in graph}
+        groups = {frozenset(o for o in reached[name] if name in reached[o]) for name in graph if name in reached[name]}
+        return sorted(sorted(group) for group in groups)
+
+    def upward(self, layers: Sequence[Collection[str]], exempt: Collection[str] = ()) -> set[tuple[str, str]]:
+        """Imports of any kind from a layer into a higher one; a layer is a set of modules directly in the package."""
+        rank = {name: number for number, layer in enumerate(layers) for name in layer}
+        found = ((each.importer, each.target) for each in self._own_imports if each.importer not in exempt)
+        return {(importer, target) for importer, target in found if rank[_part(target)] > rank[_part(importer)]}
+
+    def needless_lazy(self) -> set[tuple[str, str]]:
+        """Own modules imported inside functions although that defers no heavy library."""
+        return {
+            (found.importer, found.target)
+            for found in self._own_imports
+            if found.kind == LAZY and self.heavy_libraries(found.target) <= self.heavy_libraries(found.importer)
+        }
+
+    def heavy_libraries(self, module: str) -> set[str]:
+        """The heavy libraries that importing a module imports, including through its packages' `__init__`."""
+        loaded = {module, *_reachable(module, self._loading)}
+        return {
+            library
+            for found in self.imports
+            if found.kind == TOP and found.importer in loaded and (library := found.target.split(".")[0]) in HEAVY
+        }
+
+    @cached_property
+    def _own_imports(self) -> tuple[Import, ...]:
+        return tuple(each for each in self.imports if each.target in self.modules and each.target != each.importer)
+
+    @cached_property
+    def _loading(self) -> dict[str, set[str]]:
+        """The modules that importing a module loads: its packages, and what it imports at the top."""
+        graph = self.own(TOP)
+        for name in graph:
+            parents = {name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)}
+            graph[name] |= parents & graph.keys()
+        return graph
 
 
 @cache
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name."""
-    return {_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+def read_package() -> ImportGraph:
+    """The import graph of the package."""
+    files = {_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
+    imports = (
+        Import(name, target, kind)
+        for name, path in files.items()
+        for target, kind in _imports_in(ast.parse(path.read_text(encoding="utf-8")), TOP, files)
+    )
+    return ImportGraph(frozenset(files), tuple(imports))
 
 
 def _name(path: Path) -> str:
-    parts = ("tightfit", *path.relative_to(SOURCE).with_suffix("").parts)
+    parts = (PACKAGE, *path.relative_to(SOURCE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@cache
-def imports() -> tuple[Import, ...]:
-    """All imports, of the package's own modules and of others."""
-    return tuple(
-        Import(name, target, kind)
-        for name, path in modules().items()
-        for target, kind in _imports_in(ast.parse(path.read_text(encoding="utf-8")), TOP)
-    )
+def _part(module: str) -> str:
+    """The module or package directly in the root package that a module belongs to; empty for the root itself."""
+    return module.split(".")[1] if "." in module else ""
 
 
-def _imports_in(node: ast.AST, kind: str) -> Iterator[tuple[str, str]]:
+def _imports_in(node: ast.AST, kind: str, modules: Collection[str]) -> Iterator[tuple[str, str]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield from ((alias.name, kind) for alias in child.names)
         elif isinstance(child, ast.ImportFrom) and child.module:
-            yield from ((_target(child.module, alias.name), kind) for alias in child.names)
-        yield from _imports_in(child, _kind_inside(child, kind))
+            yield from ((_target(child.module, alias.name, modules), kind) for alias in child.names)
+        yield from _imports_in(child, _kind_inside(child, kind), modules)
 
 
 def _kind_inside(node: ast.AST, kind: str) -> str:
@@ -58,25 +125,14 @@ def _kind_inside(node: ast.AST, kind: str) -> str:
     return TYPES if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else kind
 
 
-def _target(module: str, name: str) -> str:
-    """`from package import module` means the module, `from module import name` the module that has the name."""
-    return f"{module}.{name}" if f"{module}.{name}" in modules() else module
+def _target(module: str, name: str, modules: Collection[str]) -> str:
+    """The imported module: of `from package import module` that module, of `from module import name` the first one.
 
-
-def own(kinds: Iterable[str]) -> dict[str, set[str]]:
-    """The graph of the package's own modules by these kinds of imports."""
-    graph: dict[str, set[str]] = {name: set() for name in modules()}
-    for found in imports():
-        if found.kind in set(kinds) and found.target in modules() and found.target != found.importer:
-            graph[found.importer].add(found.target)
-    return graph
-
-
-def cycles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that reach each other."""
-    reached = {name: _reachable(name, graph) for name in graph}
-    groups = {frozenset(o for o in reached[name] if name in reached[o]) for name in graph if name in reached[name]}
-    return sorted(sorted(group) for group in groups)
+    An alias in `tightfit.compat` is an import of the library that has it.
+    """
+    if module == f"{PACKAGE}.compat" and name in _ALIASES:
+        return _ALIASES[name].partition(":")[0]
+    return f"{module}.{name}" if f"{module}.{name}" in modules else module
 
 
 def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
@@ -87,31 +143,3 @@ def _reachable(start: str, graph: dict[str, set[str]]) -> set[str]:
             seen.add(target)
             stack.append(target)
     return seen
-
-
-@cache
-def heavy_libraries(module: str) -> frozenset[str]:
-    """The heavy libraries that importing a module imports, its packages' `__init__` included."""
-    graph = _with_parents()
-    loaded = {module, *_reachable(module, graph)}
-    libraries = {found.target.split(".")[0] for found in imports() if found.importer in loaded and found.kind == TOP}
-    return frozenset(libraries & HEAVY)
-
-
-@cache
-def _with_parents() -> dict[str, set[str]]:
-    graph = own([TOP])
-    for name in graph:
-        parents = {name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)}
-        graph[name] = graph[name] | (parents & graph.keys())
-    return graph
-
-
-def needless_lazy_imports() -> set[tuple[str, str]]:
-    """Own modules imported inside functions although that defers no heavy library."""
-    return {
-        (found.importer, found.target)
-        for found in imports()
-        if found.kind == LAZY and found.target in modules()
-        if heavy_libraries(found.target) <= heavy_libraries(found.importer)
-    }

@@ -1,8 +1,8 @@
-"""Bytes alive by kind while a training step runs on real tensors: the witness for what strategies claim.
+"""Live bytes while a training step runs on real tensors, to check what strategies declare.
 
-Every storage that an operation makes is followed by weak reference until it dies. Weights, gradients and
-optimizer state are known by where they hang; all the rest is activations and temporaries. What is made in host memory,
-beside a card, is no part of it.
+Every storage that an operation allocates is tracked by weak reference until it is freed. Weights, gradients and
+optimizer state are found through model and optimizer; the rest is activations and temporary tensors. Host memory of a
+simulated GPU is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tightfit.ops import fake
 
 
 class LiveBytes(TorchDispatchMode):
-    """The most bytes alive at once of storages made while this is on."""
+    """Live bytes of the storages allocated while this mode is active, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,29 +29,29 @@ class LiveBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for value in tree_iter(out):
             if isinstance(value, torch.Tensor):
-                self._follow(value.untyped_storage())
+                self._track(value.untyped_storage())
         return out
 
-    def _follow(self, storage: torch.UntypedStorage) -> None:
+    def _track(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if fake.now.on_host:
+        if fake.context.on_host:
             storage.on_host = True
         if key in self.alive or is_on_host(storage):
             return
         self.alive[key] = storage.nbytes()
         self.now += storage.nbytes()
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._gone, key)
+        weakref.finalize(storage, self._freed, key)
 
-    def _gone(self, key: int) -> None:
+    def _freed(self, key: int) -> None:
         self.now -= self.alive.pop(key, 0)
 
 
 def is_on_host(storage: torch.UntypedStorage) -> bool:
-    """Whether it was made in the memory around a card."""
+    """Whether it was allocated in host memory."""
     return getattr(storage, "on_host", False)
 
 
 def bytes_of(tensors: Any) -> int:
-    """What some tensors hold together."""
+    """The total size of some tensors."""
     return sum(tensor.nbytes for tensor in tensors if not is_on_host(tensor.untyped_storage()))

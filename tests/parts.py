@@ -1,4 +1,4 @@
-"""The parts of a tiny training with some strategies on them, and batches for it."""
+"""The parts of a tiny training with strategies applied, and batches for it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
-CARD = Device("cuda", "a card whose memory is this machine's", bf16=True, fp16=False, compute=86)
+GPU = Device("cuda", "a GPU simulated on the CPU", bf16=True, fp16=False, capability=86)
 ROWS, LENGTH = 8, 24
 
 
 def skip_unless_installed(name: str) -> None:
     if not STRATEGIES[name].is_available():
-        pytest.skip(f"{name} needs the package {STRATEGIES[name].needs}")
+        pytest.skip(f"{name} needs the package {STRATEGIES[name].requires}")
 
 
 def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
-    """Longest texts first."""
+    """A batch with the longest rows first."""
     return next(micro_batches(make_batch(ROWS, longest=longest), ROWS, sort=True))[1]
 
 
-def parts_of(*words: str, model: Any = None) -> Parts:
-    """On a CPU; strategies for cards are told that it is one."""
-    strategies = Recipe.parse(words).strategies
+def parts_of(*specs: str, model: Any = None) -> Parts:
+    """Parts on the CPU; the device is declared a GPU if a strategy needs one."""
+    strategies = Recipe.parse(specs).strategies
     parts = Parts(
         model=build("Bert") if model is None else model,
-        device=CARD if any(strategy.cards_only for strategy in strategies) else CPU,
+        device=GPU if any(strategy.cuda_only for strategy in strategies) else CPU,
         optimizer=AdamW().build,
         batch_size=ROWS,
         max_length=LENGTH,

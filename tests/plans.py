@@ -1,4 +1,4 @@
-"""A small job to plan for."""
+"""A planner for a small job, shared by tests."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tightfit.timing import Rates, StepTime
 OVERHEAD = 1 << 20
 RATES = Rates(
     {ELEMENTWISE: [(1.0, 1e-10)], MATMUL: [(1.0, 1e-11)], MATMUL_BYTES: [(1.0, 0.0)], MATMUL_16BIT: [(1.0, 5e-12)]},
-    call=1e-6,
+    call_overhead=1e-6,
     optimizers={"adamw": 1e-9, "adamw-16bit": 7e-9, "adamw-8bit": 2e-8, "adafactor": 3e-9},
 )
 
 
 def planner_of(folder: Path, device: Device = CPU, architecture: str = "Bert", layers: int = 6) -> Planner:
-    """On texts of many lengths, with rates that are nobody's."""
+    """A planner for texts of many lengths, with made-up rates."""
     small_config(architecture, layers).save_pretrained(folder)
     job = Job(model=str(folder), data="none", batch_size=16, max_length=48, random_weights=True)
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     lengths = Lengths.of(job, [3 + 7 * row % 46 for row in range(160)], [5 + row for row in range(30)])
     setup = SimulationSetup(job, device, Labels(("a", "b")), tokenizer)
-    return Planner(Simulation(setup, lengths, always_padded=True, overhead=OVERHEAD), StepTime(RATES))
+    return Planner(Simulation(setup, lengths, assume_padding=True, overhead=OVERHEAD), StepTime(RATES))
 
 
 def budget(size: int, device: Device = CPU) -> Budget:

@@ -1,4 +1,4 @@
-"""A machine that has no room for slices of more than some rows."""
+"""A machine without memory for micro-batches of more than some rows."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from tightfit.training import trainer
 
 @dataclass
 class SmallMachine:
-    """Remembers what was tried."""
+    """Raises MemoryError for larger micro-batches, and records the shape of each one."""
 
     rows: int
-    """As many fit."""
-    extents: list[tuple[int, int]] = field(default_factory=list)
-    """Rows and tokens of every slice that was begun."""
+    """The most rows that fit."""
+    shapes: list[tuple[int, int]] = field(default_factory=list)
+    """Rows and tokens of every micro-batch that was started."""
 
     @contextlib.contextmanager
-    def training_on(self) -> Iterator[SmallMachine]:
+    def limited(self) -> Iterator[SmallMachine]:
+        """Limit the micro-batches of trainings in this block."""
         run_micro_batches = trainer.run_micro_batches
 
-        def limited(model: Any, slices: Any, *args: Any) -> Any:
-            return run_micro_batches(model, self._as_far_as_they_fit(slices), *args)
+        def limited(model: Any, micro_batches: Any, *args: Any) -> Any:
+            return run_micro_batches(model, self._while_they_fit(micro_batches), *args)
 
         with mock.patch.object(trainer, "run_micro_batches", limited):
             yield self
 
-    def _as_far_as_they_fit(self, slices: Any) -> Iterator[Any]:
-        for share, chunk in slices:
-            self.extents.append(tuple(chunk["input_ids"].shape))
-            if self.extents[-1][0] > self.rows:
+    def _while_they_fit(self, micro_batches: Any) -> Iterator[Any]:
+        for weight, micro_batch in micro_batches:
+            self.shapes.append(tuple(micro_batch["input_ids"].shape))
+            if self.shapes[-1][0] > self.rows:
                 raise MemoryError
-            yield share, chunk
+            yield weight, micro_batch

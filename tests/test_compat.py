@@ -1,4 +1,4 @@
-"""Every private name of another library resolves, behaves as tightfit relies on, and is used in compat.py alone."""
+"""Every private name of another library exists, behaves as tightfit relies on, and is used in compat.py only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOURCE = Path(tightfit.__file__).parent
 def test_importing_compat_imports_no_library() -> None:
     libraries = ("torch", "transformers", "datasets", "bitsandbytes", "peft", "pydantic_core")
     script = f"import sys, tightfit.compat; print([name for name in {libraries} if name in sys.modules])"
-    assert printed_by(script) == ["[]"]
+    assert output_of(script) == ["[]"]
 
 
 @pytest.mark.parametrize("name", compat._ALIASES)
@@ -49,12 +49,12 @@ def test_every_alias_resolves(name: str) -> None:
     assert getattr(compat, name) is found
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_an_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = compat.no_such_name
 
 
-def test_every_name_imported_from_compat_is_there_and_every_name_there_is_imported() -> None:
+def test_every_name_of_compat_is_imported_somewhere_and_no_other() -> None:
     imported = {
         alias.name
         for path in SOURCE.rglob("*.py")
@@ -62,11 +62,11 @@ def test_every_name_imported_from_compat_is_there_and_every_name_there_is_import
         if isinstance(node, ast.ImportFrom) and node.module == "tightfit.compat"
         for alias in node.names
     }
-    assert imported == held_names()
+    assert imported == compat_names()
 
 
-def held_names() -> set[str]:
-    """What compat offers: its aliases, functions and public assignments."""
+def compat_names() -> set[str]:
+    """The public names of compat: its aliases, functions and assignments."""
     names = set(compat._ALIASES)
     for node in ast.parse(Path(compat.__file__).read_text("utf-8")).body:
         if isinstance(node, ast.FunctionDef):
@@ -76,7 +76,7 @@ def held_names() -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def printed_by(script: str) -> list[str]:
+def output_of(script: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -94,7 +94,7 @@ def test_get_frame_counts_from_its_caller() -> None:
 def test_exit_functions_run_once() -> None:
     script = "import atexit\nfrom tightfit.compat import run_exit_functions\n"
     script += "atexit.register(print, 'registered')\nrun_exit_functions()\nprint('end')"
-    assert printed_by(script) == ["registered", "end"]
+    assert output_of(script) == ["registered", "end"]
 
 
 # torch: fake tensors
@@ -110,18 +110,18 @@ def test_fake_tensors_have_a_shape_and_no_data() -> None:
     assert product.constant is None
 
 
-def test_fake_tensors_say_that_they_have_no_data() -> None:
+def test_fake_tensors_raise_where_data_is_needed() -> None:
     with FakeTensorMode():
         made = torch.ones(3)
-        with pytest.raises(compat.DataDependentOutputException) as asked:
+        with pytest.raises(compat.DataDependentOutputException) as read:
             made.sum().item()
-        assert asked.value.func is compat.read_scalar
+        assert read.value.func is compat.read_scalar
         with pytest.raises(compat.DynamicOutputShapeException) as counted:
             made.nonzero()
     assert counted.value.func is torch.ops.aten.nonzero.default
 
 
-def test_the_fake_mode_that_is_active_is_found() -> None:
+def test_the_active_fake_mode_is_found() -> None:
     assert compat.current_fake_mode() is None
     with FakeTensorMode() as mode:
         assert compat.current_fake_mode() is mode
@@ -139,7 +139,7 @@ def test_the_cache_of_fake_tensors_can_be_disabled(disabled: bool) -> None:
     assert (before == after) is disabled
 
 
-def test_a_fake_tensor_can_be_made_like_another_one() -> None:
+def test_a_fake_tensor_can_be_made_from_another_one() -> None:
     with FakeTensorMode():
         first = torch.ones(2, 3)
         with compat.DisableTorchDispatch():
@@ -156,8 +156,8 @@ def test_a_fake_tensor_can_be_made_like_another_one() -> None:
 # torch: operations
 
 
-class Seen(TorchDispatchMode):
-    """Keeps the operations that it sees."""
+class Recorder(TorchDispatchMode):
+    """Records every operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,16 +168,16 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_dispatch_mode_sees_every_operation_unless_modes_are_disabled() -> None:
+def test_a_dispatch_mode_gets_every_operation_unless_modes_are_disabled() -> None:
     ones = torch.ones(2)
-    with Seen() as seen:
+    with Recorder() as recorder:
         _ = ones + ones
         with compat.disable_current_modes():
             _ = ones * ones
-    assert seen.operations == [torch.ops.aten.add.Tensor]
+    assert recorder.operations == [torch.ops.aten.add.Tensor]
 
 
-def test_the_uncompiled_dispatch_mode_leaves_the_function_as_it_is() -> None:
+def test_the_uncompiled_dispatch_mode_does_not_wrap_the_method() -> None:
     class Mode(compat.uncompiled_dispatch_mode()):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             frames.append(compat.get_frame(0).f_back.f_code.co_name)
@@ -187,10 +187,10 @@ def test_the_uncompiled_dispatch_mode_leaves_the_function_as_it_is() -> None:
     with Mode():
         torch.ones(2)
     assert issubclass(Mode, TorchDispatchMode)
-    assert frames == ["test_the_uncompiled_dispatch_mode_leaves_the_function_as_it_is"]
+    assert frames == ["test_the_uncompiled_dispatch_mode_does_not_wrap_the_method"]
 
 
-def test_the_autograd_engine_is_told_from_other_callers() -> None:
+def test_calls_from_the_autograd_engine_are_recognized() -> None:
     class Mode(compat.uncompiled_dispatch_mode()):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is torch.ops.aten.add.Tensor:
@@ -200,15 +200,15 @@ def test_the_autograd_engine_is_told_from_other_callers() -> None:
     by_engine: list[bool] = []
     weight = torch.ones(2, requires_grad=True)
     with Mode():
-        (weight.exp() + weight.sin()).sum().backward()  # the sum, then that of the two gradients
+        (weight.exp() + weight.sin()).sum().backward()  # one add in the forward pass, one of the two gradients
     assert by_engine == [False, True]
 
 
-def test_tree_iter_goes_through_nested_values() -> None:
+def test_tree_iter_flattens_nested_values() -> None:
     assert list(compat.tree_iter(({"a": 1}, [2, (3,)]))) == [1, 2, 3]
 
 
-def test_operations_say_what_they_write_to() -> None:
+def test_schemas_mark_the_arguments_written_to() -> None:
     aten = torch.ops.aten
     assert isinstance(aten.add.Tensor, compat.OpOverload)
     assert not compat.schema_of(aten.add.Tensor).is_mutable
@@ -222,54 +222,54 @@ def test_operations_say_what_they_write_to() -> None:
     assert [str(value.type) for value in in_place.returns] == ["Tensor"]
 
 
-def test_flops_are_counted_as_two_for_each_product() -> None:
+def test_a_multiply_add_counts_as_two_flops() -> None:
     left, right = torch.ones(2, 3), torch.ones(3, 5)
     assert compat.flop_registry[torch.ops.aten.mm](left, right, out_val=left @ right) == 2 * 2 * 3 * 5
     shape = (2, 4, 8, 16)  # rows, heads, tokens, width
-    two_products = 2 * 2 * (2 * 4 * 8 * 8 * 16)
-    assert compat.sdpa_flop_count(shape, shape, shape) == two_products
-    assert compat.sdpa_backward_flop_count(shape, shape, shape, shape) == 2.5 * two_products
+    two_matmuls = 2 * 2 * (2 * 4 * 8 * 8 * 16)
+    assert compat.sdpa_flop_count(shape, shape, shape) == two_matmuls
+    assert compat.sdpa_backward_flop_count(shape, shape, shape, shape) == 2.5 * two_matmuls
 
 
-def test_attention_kernels_are_called_as_torch_calls_them() -> None:
+def test_attention_kernels_take_the_same_arguments() -> None:
     query, key, value = (torch.randn(2, 4, 8, 16) for _ in range(3))
     mask = torch.zeros(2, 1, 8, 8)
     mask[..., -1] = -1e4
     out, _ = compat.flash_attention_for_cpu(query, key, value, 0.0, False, attn_mask=mask, scale=None)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(query, key, value, attn_mask=mask))
     with FakeTensorMode():
-        sides = [torch.ones(2, 4, 8, 16, dtype=torch.float16) for _ in range(3)]
-        flash = compat.flash_attention(*sides, 0.1, False, False, scale=None)[0]
-        efficient = compat.efficient_attention(*sides, None, True, 0.1, False, scale=None)[0]
+        inputs = [torch.ones(2, 4, 8, 16, dtype=torch.float16) for _ in range(3)]
+        flash = compat.flash_attention(*inputs, 0.1, False, False, scale=None)[0]
+        efficient = compat.efficient_attention(*inputs, None, True, 0.1, False, scale=None)[0]
     assert flash.shape == efficient.shape == (2, 4, 8, 16)
 
 
-def test_softmax_backward_goes_where_it_is_told() -> None:
+def test_softmax_backward_writes_to_the_given_tensor() -> None:
     scores = torch.randn(3, 5, requires_grad=True)
-    shares, slopes = scores.softmax(-1), torch.randn(3, 5)
-    (expected,) = torch.autograd.grad(shares, scores, slopes)
-    into = shares.detach().clone()
-    compat.softmax_backward_into(slopes, into, -1, torch.float32, grad_input=into)
+    probs, grad_out = scores.softmax(-1), torch.randn(3, 5)
+    (expected,) = torch.autograd.grad(probs, scores, grad_out)
+    into = probs.detach().clone()
+    compat.softmax_backward_into(grad_out, into, -1, torch.float32, grad_input=into)
     torch.testing.assert_close(into, expected)
 
 
-def test_reading_a_value_and_writing_by_mask() -> None:
-    with Seen() as seen:
+def test_read_scalar_and_index_put() -> None:
+    with Recorder() as recorder:
         assert torch.ones(()).item() == 1
-    assert seen.operations[-1] is compat.read_scalar
+    assert recorder.operations[-1] is compat.read_scalar
     values, mask = torch.zeros(2, 2), torch.tensor([[True, False], [False, True]])
     compat.index_put_in_place(values, [mask], torch.tensor(5.0))
     assert values.tolist() == [[5, 0], [0, 5]]
 
 
-def test_the_kinds_of_work_name_operations_that_exist() -> None:
-    assert [name for name in op_counts._SORT_OF if not hasattr(torch.ops.aten, name)] == []
+def test_op_kinds_name_existing_operations() -> None:
+    assert [name for name in op_counts._KIND_OF if not hasattr(torch.ops.aten, name)] == []
 
 
 # torch: autograd, storages and the rest
 
 
-def test_autograd_nodes_are_numbered_as_the_forward_pass_made_them() -> None:
+def test_autograd_nodes_are_numbered_in_forward_order() -> None:
     weight = torch.ones(2, requires_grad=True)
     number = compat.next_sequence_number()
     out = weight.exp()
@@ -277,8 +277,8 @@ def test_autograd_nodes_are_numbered_as_the_forward_pass_made_them() -> None:
     assert compat.next_sequence_number() == number + 1
 
 
-def test_the_backward_pass_and_its_node_are_known_while_it_runs() -> None:
-    class CpuShare(TorchDispatchMode):
+def test_the_running_backward_pass_and_its_node_are_known() -> None:
+    class NodeRecorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             node = compat.current_autograd_node()
             nodes.append((None if node is None else node.name(), compat.current_graph_task_id() >= 0))
@@ -286,7 +286,7 @@ def test_the_backward_pass_and_its_node_are_known_while_it_runs() -> None:
 
     nodes: list[tuple[str | None, bool]] = []
     weight = torch.ones(2, requires_grad=True)
-    with CpuShare():
+    with NodeRecorder():
         loss = weight.exp().sum()
         assert set(nodes) == {(None, False)}
         loss.backward()
@@ -294,7 +294,7 @@ def test_the_backward_pass_and_its_node_are_known_while_it_runs() -> None:
     assert compat.current_graph_task_id() == -1
 
 
-def test_storages_are_told_apart_and_their_users_counted() -> None:
+def test_storage_ids_are_unique_and_references_are_counted() -> None:
     tensor, other = torch.ones(4), torch.ones(4)
     storage = tensor.untyped_storage()
     assert compat.storage_id(storage) == compat.storage_id(tensor[1:].untyped_storage())
@@ -304,7 +304,7 @@ def test_storages_are_told_apart_and_their_users_counted() -> None:
     assert compat.storage_use_count(compat.storage_id(storage)) == 1
 
 
-def test_a_weak_reference_to_a_storage_notices_its_end() -> None:
+def test_a_weak_reference_expires_with_its_storage() -> None:
     tensor = torch.ones(4)
     reference = compat.StorageWeakRef(tensor.untyped_storage())
     assert reference.cdata == compat.storage_id(tensor.untyped_storage())
@@ -313,7 +313,7 @@ def test_a_weak_reference_to_a_storage_notices_its_end() -> None:
     assert reference.expired()
 
 
-def test_every_change_of_a_tensor_is_counted() -> None:
+def test_every_in_place_change_of_a_tensor_is_counted() -> None:
     tensor = torch.ones(2)
     assert compat.version_of(tensor) == 0
     tensor.add_(1)
@@ -332,49 +332,49 @@ def test_every_change_of_a_tensor_is_counted() -> None:
         ((torch.ones(1, dtype=torch.float64),), {}, torch.float64),
     ],
 )
-def test_the_dtype_of_a_move_is_found(args: Any, kwargs: Any, dtype: torch.dtype | None) -> None:
+def test_the_dtype_in_the_arguments_of_to_is_found(args: Any, kwargs: Any, dtype: torch.dtype | None) -> None:
     assert compat.dtype_of_move(*args, **kwargs) is dtype
 
 
-def test_bf16_instructions_are_those_of_the_processor() -> None:
-    about = Path("/proc/cpuinfo")
-    if not about.is_file():
-        pytest.skip("asks the Linux kernel")
-    assert compat.has_avx512_bf16() is ("avx512_bf16" in about.read_text().split())
+def test_avx512_bf16_matches_cpuinfo() -> None:
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file():
+        pytest.skip("needs /proc/cpuinfo")
+    assert compat.has_avx512_bf16() is ("avx512_bf16" in cpuinfo.read_text().split())
 
 
-def test_the_check_of_a_condition_can_be_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_check_can_be_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrap(check: Callable[..., None]) -> Callable[..., None]:
         def checked(error: type[Exception], holds: Any, message: Any) -> None:
-            asked.append((error, holds))
+            checks.append((error, holds))
             check(error, holds, message)
 
         return checked
 
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "_check_with", torch._check_with)  # puts it back afterwards
+    checks: list[Any] = []
+    monkeypatch.setattr(torch, "_check_with", torch._check_with)  # restores it afterwards
     compat.wrap_check(torch, wrap)
     torch._check(True)
     with pytest.raises(ValueError, match="Expected cond"):
         torch._check_value(False)
-    assert asked == [(RuntimeError, True), (ValueError, False)]
+    assert checks == [(RuntimeError, True), (ValueError, False)]
 
 
-def test_a_scaler_forgets_what_it_unscaled() -> None:
+def test_a_scaler_can_unscale_again_after_a_reset() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer, scaler = torch.optim.SGD([weight], lr=0.1), torch.amp.GradScaler("cpu")
     scaler.scale(weight.sum()).backward()
     scaler.unscale_(optimizer)
     with pytest.raises(RuntimeError, match="already been called"):
         scaler.unscale_(optimizer)
-    compat.forget_unscaled(scaler)
+    compat.reset_unscaled(scaler)
     scaler.unscale_(optimizer)
 
 
 # transformers
 
 
-def test_models_are_built_without_first_values() -> None:
+def test_no_init_weights_draws_no_random_numbers() -> None:
     config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     before = torch.get_rng_state()
     with compat.no_init_weights():
@@ -384,20 +384,20 @@ def test_models_are_built_without_first_values() -> None:
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_outputs_of_batches_are_joined() -> None:
+def test_outputs_of_batches_are_concatenated() -> None:
     joined = compat.nested_concat((torch.ones(2, 3), torch.zeros(2)), (torch.ones(1, 3), torch.ones(1)))
-    assert [side.shape for side in joined] == [(3, 3), (3,)]
+    assert [output.shape for output in joined] == [(3, 3), (3,)]
     assert joined[1].tolist() == [0, 0, 1]
 
 
-def test_rows_of_like_length_follow_each_other() -> None:
+def test_rows_of_similar_length_are_grouped() -> None:
     lengths = [3, 9, 1, 7, 5, 8, 2, 6]
     rows, again = (compat.get_length_grouped_indices(lengths, 2, 2, torch.Generator().manual_seed(0)) for _ in range(2))
     assert rows == again
     assert sorted(rows) == list(range(8))
     for start in (0, 4):
         pool = [lengths[row] for row in rows[start : start + 4]]
-        assert sorted(pool[1:], reverse=True) == pool[1:]  # the longest row of all changes places with the first
+        assert sorted(pool[1:], reverse=True) == pool[1:]  # the longest row overall is swapped with the first
     assert lengths[rows[0]] == max(lengths)
 
 
@@ -416,7 +416,7 @@ def test_fused_attention_is_what_transformers_registers() -> None:
     assert weights is None
 
 
-def test_losses_and_causal_models_have_their_names() -> None:
+def test_loss_functions_and_causal_models_are_found_by_name() -> None:
     assert compat.LOSS_MAPPING["ForCausalLM"] is compat.ForCausalLMLoss
     assert compat.LOSS_MAPPING[build("Qwen2", "causal").loss_type] is compat.ForCausalLMLoss
     assert "GPT2LMHeadModel" in compat.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
@@ -428,25 +428,25 @@ def test_conv1d_has_a_transposed_weight() -> None:
     assert compat.Conv1D(5, 3).weight.shape == (3, 5)
 
 
-def test_the_code_of_a_model_is_imported() -> None:
+def test_import_model_code_imports_the_module() -> None:
     code = "transformers.models.mra.modeling_mra"
     assert code not in sys.modules
     compat.import_model_code(transformers.AutoModelForSequenceClassification, transformers.MraConfig())
     assert code in sys.modules
 
 
-def test_attention_can_be_changed_where_the_model_says_so() -> None:
+def test_attention_can_be_changed_if_the_model_supports_it() -> None:
     assert compat.can_change_attention(build("Bert"))
     assert not compat.can_change_attention(build("DebertaV2"))
 
 
-def test_a_config_knows_where_it_was_loaded_from(tiny_model: Path) -> None:
+def test_checkpoint_name_is_the_folder_of_the_config(tiny_model: Path) -> None:
     assert compat.checkpoint_name(transformers.AutoConfig.from_pretrained(tiny_model)) == str(tiny_model)
 
 
 def test_one_gpu_does_not_multiply_the_batch(tmp_path: Path) -> None:
     arguments = transformers.TrainingArguments(str(tmp_path), per_device_train_batch_size=8, use_cpu=True)
-    assert arguments.device.type == "cpu"  # asking counts the GPUs
+    assert arguments.device.type == "cpu"  # reading it counts the GPUs
     arguments._n_gpu = 4
     assert arguments.train_batch_size == 32
     compat.use_one_gpu(arguments)
@@ -454,11 +454,11 @@ def test_one_gpu_does_not_multiply_the_batch(tmp_path: Path) -> None:
     assert arguments.train_batch_size == 8
 
 
-def test_weight_decay_leaves_biases_and_norms_out() -> None:
+def test_weight_decay_excludes_biases_and_norms() -> None:
     model = build("Bert")
-    decaying = compat.decay_parameter_names(model)
-    assert "bert.encoder.layer.0.attention.self.query.weight" in decaying
-    assert not [name for name in decaying if name.endswith("bias") or "LayerNorm" in name]
+    decayed = compat.decay_parameter_names(model)
+    assert "bert.encoder.layer.0.attention.self.query.weight" in decayed
+    assert not [name for name in decayed if name.endswith("bias") or "LayerNorm" in name]
 
 
 # transformers.Trainer
@@ -498,13 +498,13 @@ def parameters_of(method: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 @pytest.mark.parametrize("name", [*OVERRIDDEN, *CALLED])
-def test_private_methods_of_trainer_take_what_they_took(name: str) -> None:
+def test_private_methods_of_trainer_have_the_expected_parameters(name: str) -> None:
     theirs = parameters_of(getattr(transformers.Trainer, name))
     assert [parameter.name for parameter in theirs] == {**OVERRIDDEN, **CALLED}[name]
 
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
-def test_our_methods_take_what_those_of_transformers_take(name: str) -> None:
+def test_overrides_have_the_parameters_of_transformers(name: str) -> None:
     ours, theirs = (parameters_of(vars(cls)[name]) for cls in (Trainer, transformers.Trainer))
     if [parameter.kind for parameter in ours] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
         return
@@ -512,17 +512,17 @@ def test_our_methods_take_what_those_of_transformers_take(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
-def test_transformers_calls_what_we_override(name: str) -> None:
+def test_transformers_calls_the_overridden_methods(name: str) -> None:
     assert re.search(rf"self\.{name}\b", inspect.getsource(transformers.Trainer))
 
 
-def test_nothing_else_of_trainer_is_overridden_by_accident() -> None:
+def test_no_other_private_method_of_trainer_is_overridden() -> None:
     private = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
     assert {name for name in private if hasattr(transformers.Trainer, name)} == set(OVERRIDDEN)
 
 
-def test_the_counters_of_a_training_are_set_before_it_begins(tmp_path: Path) -> None:
-    class Listener(transformers.TrainerCallback):
+def test_the_counters_of_a_training_are_set_before_it_starts(tmp_path: Path) -> None:
+    class RecordCounters(transformers.TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             counters.update({name: float(getattr(trainer, name)) for name in ATTRIBUTES})
 
@@ -532,7 +532,7 @@ def test_the_counters_of_a_training_are_set_before_it_begins(tmp_path: Path) -> 
     arguments = transformers.TrainingArguments(
         str(tmp_path), max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no"
     )
-    trainer = transformers.Trainer(build("Bert"), arguments, train_dataset=rows, callbacks=[Listener()])
+    trainer = transformers.Trainer(build("Bert"), arguments, train_dataset=rows, callbacks=[RecordCounters()])
     before = {name for name in ATTRIBUTES if hasattr(trainer, name)}
     loss = trainer.train().training_loss
     assert before == set()
@@ -544,12 +544,12 @@ def test_the_counters_of_a_training_are_set_before_it_begins(tmp_path: Path) -> 
 # datasets, bitsandbytes, peft, pydantic
 
 
-def test_the_fingerprint_follows_the_content() -> None:
+def test_the_fingerprint_changes_with_the_content() -> None:
     one, same, other = (datasets.Dataset.from_dict({"text": texts}) for texts in (["a"], ["a"], ["b"]))
     assert compat.fingerprint_of(one) == compat.fingerprint_of(same) != compat.fingerprint_of(other)
 
 
-def test_a_byte_stands_for_256_values() -> None:
+def test_the_dynamic_map_has_256_values() -> None:
     pytest.importorskip("bitsandbytes")
     signed, unsigned = (compat.create_dynamic_map(signed=signed) for signed in (True, False))
     assert signed.shape == unsigned.shape == (256,)
@@ -557,7 +557,7 @@ def test_a_byte_stands_for_256_values() -> None:
     assert (signed.min(), signed.max(), unsigned.min(), unsigned.max()) == (pytest.approx(-1, abs=0.01), 1, 0, 1)
 
 
-def test_bitsandbytes_takes_what_it_took() -> None:
+def test_bitsandbytes_functions_have_the_expected_parameters() -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     assert list(inspect.signature(functional.optimizer_update_8bit_blockwise).parameters)[:17] == [
         "optimizer_name", "g", "p", "state1", "state2", "beta1", "beta2", "beta3", "alpha", "eps", "step", "lr",
@@ -569,7 +569,7 @@ def test_bitsandbytes_takes_what_it_took() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 32])
-def test_a_step_of_bitsandbytes_is_one_of_adamw(bits: int) -> None:
+def test_a_bitsandbytes_step_equals_adamw(bits: int) -> None:
     pytest.importorskip("bitsandbytes")
     torch.manual_seed(0)
     expected, gradient = torch.nn.Parameter(torch.randn(512)), torch.randn(512)
@@ -579,20 +579,20 @@ def test_a_step_of_bitsandbytes_is_one_of_adamw(bits: int) -> None:
     if bits == 32:
         compat.adam_32bit_update(gradient, weights, (torch.zeros(512), torch.zeros(512)), step=1, **settings)
     else:
-        phases = torch.zeros(512, dtype=torch.uint8), torch.zeros(512, dtype=torch.uint8)
+        moments = torch.zeros(512, dtype=torch.uint8), torch.zeros(512, dtype=torch.uint8)
         values = compat.create_dynamic_map(signed=True), compat.create_dynamic_map(signed=False)
         scales = torch.zeros(2), torch.zeros(2)
-        compat.adam_8bit_update(gradient, weights, phases, scales, values, step=1, **settings)
+        compat.adam_8bit_update(gradient, weights, moments, scales, values, step=1, **settings)
         torch.testing.assert_close(scales[0], 0.1 * gradient.view(2, 256).abs().amax(1))
     torch.testing.assert_close(weights, expected.detach(), rtol=0, atol=1e-5)
 
 
-def test_peft_knows_what_to_adapt() -> None:
+def test_peft_has_default_lora_targets() -> None:
     pytest.importorskip("peft")
     assert list(compat.LORA_TARGETS["bert"]) == ["query", "value"]
 
 
-def test_fields_of_a_pydantic_dataclass_have_their_defaults() -> None:
+def test_field_defaults_of_a_pydantic_dataclass() -> None:
     @dataclass(frozen=True)
     class Settings:
         size: int
@@ -601,16 +601,16 @@ def test_fields_of_a_pydantic_dataclass_have_their_defaults() -> None:
     assert compat.field_defaults(Settings) == {"size": compat.PydanticUndefined, "every": 2}
 
 
-# Nothing else in the source uses such names
+# No other module uses such names
 
 LIBRARIES = "torch|transformers|accelerate|datasets|bitsandbytes|peft|pydantic|pydantic_core"
-PUBLIC = {"_exit", "_replace", "_asdict", "_fields"}  # documented: os._exit and those of named tuples
+PUBLIC = {"_exit", "_replace", "_asdict", "_fields"}  # documented: os._exit and the methods of named tuples
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller"}
 INTERNAL = {
     "__pydantic_fields__", "cache_enabled", "get_decay_parameter_names", "optimizer_update_32bit",
     "optimizer_update_8bit_blockwise",
 }  # fmt: skip
-IMPORT_HOOKS = {"startup.py": {"torch._dynamo"}}  # names for an import finder, not uses
+IMPORT_HOOKS = {"startup.py": {"torch._dynamo"}}  # names for an import finder, which does not use them
 
 
 def is_private(name: str) -> bool:
@@ -618,24 +618,24 @@ def is_private(name: str) -> bool:
 
 
 @cache
-def held() -> set[str]:
-    """The private names in compat.py, which belong to no one else even if we had an attribute of that name."""
+def reserved() -> set[str]:
+    """The private names in compat.py, which no other module may use, even for an attribute of its own."""
     tree = ast.parse(Path(compat.__file__).read_text("utf-8"))
-    words = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    words |= {word for text in strings_in(tree) for word in re.split(r"[.:]", text)}
-    words |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    return {word for word in words if is_private(word) and word.isidentifier()}
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names |= {part for text in strings_in(tree) for part in re.split(r"[.:]", text)}
+    names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return {name for name in names if is_private(name) and name.isidentifier()}
 
 
 def own_names(tree: ast.AST) -> set[str]:
-    """What a file defines itself: functions, classes, variables, and attributes of self."""
+    """What a file defines: functions, classes, variables and attributes of self."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.RowFile):
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.RowFile) and is_self(node.value):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
             names.add(node.attr)
     return names
 
@@ -646,7 +646,7 @@ def is_self(node: ast.AST) -> bool:
 
 
 def strings_in(tree: ast.AST) -> Iterator[str]:
-    """Whole strings: a fragment between the braces of an f-string is no name."""
+    """All string literals except the fragments of f-strings."""
     fragments = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in fragments:
@@ -656,7 +656,7 @@ def strings_in(tree: ast.AST) -> Iterator[str]:
 def foreign_private_names(source: str, own: set[str], file: str = "") -> list[str]:
     """The private and internal names of other libraries that some source code uses."""
     tree = ast.parse(source)
-    own = (own | own_names(tree)) - held() - OF_TRAINER
+    own = (own | own_names(tree)) - reserved() - OF_TRAINER
     allowed = OF_TRAINER if file == "trainer.py" else set()
     imported = {(alias.asname or alias.name).partition(".")[0] for node in imports(tree) for alias in node.names}
     found = [name for node in imports(tree) for name in private_imports(node)]
@@ -665,11 +665,11 @@ def foreign_private_names(source: str, own: set[str], file: str = "") -> list[st
             foreign = root_of(node) in imported or node.attr not in own
             found += [node.attr] if node.attr in INTERNAL or (is_private(node.attr) and foreign) else []
         elif isinstance(node, ast.ClassDef):
-            found += [part.name for part in node.body if isinstance(part, ast.FunctionDef) and part.name in held()]
+            found += [part.name for part in node.body if isinstance(part, ast.FunctionDef) and part.name in reserved()]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in BY_NAME:
             found += [text for arg in node.args for text in strings_in(arg) if is_private(text) and text not in own]
     paths = [text for text in strings_in(tree) if re.fullmatch(rf"({LIBRARIES})[\w.:]*[.:]_[\w.:]*", text)]
-    found += [text for text in strings_in(tree) if text in held()]
+    found += [text for text in strings_in(tree) if text in reserved()]
     return found + [path for path in paths if path not in IMPORT_HOOKS.get(file, ())]
 
 
@@ -693,7 +693,7 @@ def root_of(node: ast.AST) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def test_private_names_of_libraries_are_used_in_compat_alone() -> None:
+def test_private_names_of_libraries_are_used_in_compat_only() -> None:
     files = {path: path.read_text("utf-8") for path in SOURCE.rglob("*.py") if path != Path(compat.__file__)}
     own = set().union(*(own_names(ast.parse(source)) for source in files.values()))
     found = {
@@ -732,7 +732,7 @@ def test_private_names_of_libraries_are_used_in_compat_alone() -> None:
         ("def f(cls): return cls.__pydantic_fields__", "__pydantic_fields__"),
     ],
 )
-def test_the_check_finds(source: str, name: str) -> None:
+def test_the_check_finds_private_names(source: str, name: str) -> None:
     assert name in foreign_private_names(source, own={"_other"})
 
 
@@ -746,14 +746,14 @@ def test_the_check_finds(source: str, name: str) -> None:
         ("from tightfit.compat import FakeTensor, schema_of", ""),
         ("class A:\n    def f(self): self._tr_loss = super()._save_checkpoint(None, None)", "trainer.py"),
         ("HOOKED = 'torch._dynamo'", "startup.py"),
-        ("'''A sentence about torch._C, which nobody uses.'''", ""),
+        ("'''A sentence about torch._C, which is not a use.'''", ""),
     ],
 )
-def test_the_check_leaves_alone(source: str, file: str) -> None:
+def test_the_check_allows_other_names(source: str, file: str) -> None:
     assert foreign_private_names(source, own={"_other"}, file=file) == []
 
 
-def test_the_exceptions_of_the_check_are_for_one_file_each() -> None:
+def test_the_exceptions_of_the_check_apply_to_one_file_each() -> None:
     own_attribute = "class A:\n    def f(trainer): trainer._tr_loss = 0"
     assert foreign_private_names(own_attribute, set(), "trainer.py") == ["_tr_loss"]
     assert foreign_private_names("HOOKED = 'torch._dynamo'", set(), "app.py") == ["torch._dynamo"]

@@ -1,4 +1,4 @@
-"""A card by the names people give it."""
+"""Devices, and GPUs by their common names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tightfit.errors import BadInput
 
 
 @pytest.mark.parametrize(
-    ("word", "title"),
+    ("name", "label"),
     [
         ("RTX 3050 4GB", "RTX 3050 4GB"),
         ("rtx3050-8gb", "RTX 3050 8GB"),
@@ -22,24 +22,24 @@ from tightfit.errors import BadInput
         ("apple 16gb", "Apple 16GB"),
     ],
 )
-def test_a_card_is_found(word: str, title: str) -> None:
-    assert find_device_or_gpu(word) is GPUS[title]
+def test_a_gpu_is_found_by_name(name: str, label: str) -> None:
+    assert find_device_or_gpu(name) is GPUS[label]
 
 
-def test_every_card_is_found_by_its_own_title() -> None:
-    assert all(find_gpu(title) is card for title, card in GPUS.items())
+def test_every_gpu_is_found_by_its_label() -> None:
+    assert all(find_gpu(label) is gpu for label, gpu in GPUS.items())
 
 
-def test_bf16_came_with_ampere() -> None:
+def test_bf16_needs_ampere() -> None:
     assert not GPUS["T4 16GB"].bf16
     assert GPUS["RTX 3050 4GB"].bf16
 
 
-def test_an_unknown_card_gets_the_nearest_name() -> None:
-    with pytest.raises(BadInput, match=r"did you mean 'RTX 3060 12GB'.*There are: cpu, cuda, mps, GTX 1050 Ti"):
+def test_an_unknown_gpu_gets_a_suggestion() -> None:
+    with pytest.raises(BadInput, match=r"did you mean 'RTX 3060 12GB'.*Choose from cpu, cuda, mps, GTX 1050 Ti"):
         find_device_or_gpu("rtx 3060 13gb")
 
 
-def test_training_on_a_card_that_is_only_named_is_refused() -> None:
-    with pytest.raises(BadInput, match="'T4 16GB' can be rehearsed for"):
+def test_training_on_a_gpu_that_is_not_here_is_rejected() -> None:
+    with pytest.raises(BadInput, match="'T4 16GB' is for estimates only"):
         find_device("T4")

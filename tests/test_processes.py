@@ -1,4 +1,4 @@
-"""The planning in a process of its own: what it answers, and how it is stopped."""
+"""Forked processes: results, exceptions and interruption."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pytest
 from tightfit.errors import RunFailed
 from tightfit.processes import run_in_fork
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is the same process")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other platforms do not fork")
 
 
-def test_an_answer_and_an_error_come_back() -> None:
-    assert run_in_fork(lambda planner: f"answer to {planner}", "me") == "answer to me"
+def test_results_and_exceptions_are_passed_to_the_parent() -> None:
+    assert run_in_fork(lambda name: f"result for {name}", "me") == "result for me"
 
-    def fail(planner: object) -> None:
+    def fail(_: object) -> None:
         raise KeyError("a mistake")
 
     with pytest.raises(KeyError, match="a mistake"):
         run_in_fork(fail, None)
-    with pytest.raises(RunFailed, match="ended from outside"):
-        run_in_fork(lambda planner: os._exit(9), None)
+    with pytest.raises(RunFailed, match="was killed"):
+        run_in_fork(lambda _: os._exit(9), None)
 
 
-def test_beside_a_card_in_use_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_fork_once_cuda_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     assert run_in_fork(os.getpid) != os.getpid()
@@ -39,42 +39,42 @@ def test_beside_a_card_in_use_nothing_is_forked(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def ctrl_c_counts() -> Iterator[None]:
-    """Shells have what runs in the background ignore it."""
+def default_sigint() -> Iterator[None]:
+    """Background jobs of a shell ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("ctrl_c_counts")
-def test_ctrl_c_ends_it_at_once() -> None:
-    def interrupt_and_plan_on(planner: object) -> None:
-        time.sleep(1)  # until it is waited for: within a finalizer Python drops what a signal raises
+@pytest.mark.usefixtures("default_sigint")
+def test_ctrl_c_stops_the_forked_process() -> None:
+    def interrupt_parent_and_sleep(_: object) -> None:
+        time.sleep(1)  # until the parent waits: within a finalizer Python drops what a signal handler raises
         os.kill(os.getppid(), signal.SIGINT)
         time.sleep(60)
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_in_fork(interrupt_and_plan_on, None)
+        run_in_fork(interrupt_parent_and_sleep, None)
     assert time.monotonic() - start < 30
     assert not multiprocessing.active_children()
 
 
-COMPUTING = """
+SCRIPT = """
 import torch
-from tightfit.processes import elsewhere
+from tightfit.processes import run_in_fork
 
 torch.set_num_threads(2)
-numbers = torch.rand(512, 768)
+values = torch.rand(512, 768)
 
 def compute() -> float:
-    return float((numbers @ numbers.T).softmax(-1).sum())
+    return float((values @ values.T).softmax(-1).sum())
 
 compute()
-print(elsewhere(compute))
+print(run_in_fork(compute))
 """
 
 
-def test_what_computes_there_does_not_wait_for_threads_that_stayed_here() -> None:
-    done = subprocess.run([sys.executable, "-c", COMPUTING], capture_output=True, text=True, timeout=120)
+def test_torch_in_a_fork_does_not_wait_for_the_parents_threads() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert float(done.stdout) == pytest.approx(512)

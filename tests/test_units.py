@@ -1,4 +1,4 @@
-"""Sizes, counts and times as people write them."""
+"""Parsing and formatting of sizes, counts and times."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tightfit.units import format_bytes, format_count, format_seconds, parse_byt
     ("text", "size"),
     [("4GB", 4 << 30), ("3.5 GiB", 7 << 29), ("512M", 512 << 20), ("1tb", 1 << 40), ("100", 100), (" 2 kb ", 2048)],
 )
-def test_sizes_are_read(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "suggestion"),
     [("4gigs", "4GB"), ("1,5GB", "1.5GB"), ("", "4GB"), ("GB", "4GB"), ("-1GB", "4GB"), (f"{'9' * 400}GB", "4GB")],
 )
-def test_what_is_no_size(text: str, meant: str) -> None:
-    with pytest.raises(BadInput, match=f"write it like {meant}"):
+def test_invalid_sizes_get_a_suggestion(text: str, suggestion: str) -> None:
+    with pytest.raises(BadInput, match=f"write it like {suggestion}"):
         parse_bytes(text)
 
 
@@ -36,10 +36,10 @@ def test_what_is_no_size(text: str, meant: str) -> None:
         (12 << 30, "12.0 GiB"),
     ],
 )
-def test_sizes_are_written(size: int, text: str) -> None:
+def test_sizes_are_formatted(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 
-def test_counts_and_times() -> None:
+def test_counts_and_times_are_formatted() -> None:
     assert [format_count(n) for n in (2050, 325_522_944, 1_235_814_400)] == ["2,050", "325.5 M", "1.2 B"]
     assert [format_seconds(s) for s in (3.14, 75.2, 3700)] == ["3.1 s", "1 min 15 s", "1 h 1 min"]

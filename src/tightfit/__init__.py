@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from tightfit.strategies.freeze import freeze, frozen_parameters
     from tightfit.strategies.recipe import Recipe
 
-# torch takes seconds to import: each name is fetched when it is first used.
-_HOMES = {
+# Importing torch takes seconds, so each name is imported on first use.
+_MODULES = {
     "Budget": "device",
     "Comparison": "comparison.comparison",
     "DoesNotFit": "errors",
@@ -63,9 +63,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'tightfit' has no attribute '{name}'")
-    return getattr(import_module(f"tightfit.{_HOMES[name]}"), name)
+    return getattr(import_module(f"tightfit.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,5 @@
-"""python -m tightfit"""
+"""Entry point of `python -m tightfit`."""
 
-from tightfit.cli.app import process
+from tightfit.cli.app import console_main
 
-process()
+console_main()

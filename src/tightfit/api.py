@@ -1,4 +1,4 @@
-"""The public functions: they put the layers together. What each needs is imported when it is called."""
+"""Public functions: plan, estimate, train, compare. Heavy imports happen inside each function."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.device import Budget, find_device_or_gpu
 from tightfit.job import Job
+from tightfit.planning.constraints import Constraints
 from tightfit.strategies.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -29,28 +30,26 @@ def plan(
     avoid: Sequence[str] = (),
     allow: str = "close",
 ) -> Plan:
-    """Pick the fastest recipe that keeps to the budget; raises DoesNotFit, with the closest plan, where none does.
+    """Choose the fastest recipe that fits the budget; raises DoesNotFit with the closest plan if none fits.
 
-    `use` pins strategies, `avoid` leaves some out, and `allow="different"` also takes those that change what is
-    trained. The batch size, the epochs and the learning rate never change.
+    `use` pins strategies, `avoid` excludes some, and `allow="different"` also allows those that change what is trained.
+    The batch size, the epochs and the learning rate never change.
     """
-    from tightfit.planning.constraints import Constraints
-
-    wanted = budget if isinstance(budget, Budget) else Budget.of(budget, device)
+    limit = budget if isinstance(budget, Budget) else Budget.of(budget, device)
     constraints = Constraints.of(use, avoid, allow)
-    from tightfit.planning.planner import Planner
+    from tightfit.planning.planner import Planner  # imports torch: after the checks above
 
-    made = Planner.of(job, wanted.device).plan(wanted, constraints)
-    return replace(made, job=job)  # as given: a batch of more rows than there are today may have them tomorrow
+    made = Planner.of(job, limit.device).plan(limit, constraints)
+    return replace(made, job=job)  # with the given batch size: the data may have more rows when it is trained
 
 
 def estimate(
     job: Job | Callable[[], Any], use: str | Sequence[str] = (), device: str | None = None, *, probe: bool = False
 ) -> Estimate:
-    """Say what a training will take: bytes by moment and kind, from the model's shape and the data's lengths.
+    """Estimate the memory of a training: bytes by phase and kind, from the model's shape and the data's lengths.
 
-    Instead of a job it takes a function that builds a training of your own and returns its step.
-    With `probe` a model that cannot be rehearsed is tried out on real tensors.
+    Instead of a job it accepts a function that builds your own training loop and returns its step function.
+    With `probe`, a model that cannot be simulated is measured with a small step on real tensors.
     """
     where = find_device_or_gpu(device)
     if not isinstance(job, Job):
@@ -61,9 +60,9 @@ def estimate(
 
     from tightfit.simulation.simulation import Simulation, trace_in_parallel
 
-    recipe.load()
+    recipe.import_requirements()
     simulation = Simulation.of(job, where, probe=probe)
-    if not probe:  # which may use real tensors, and with them threads that a fork has not
+    if not probe:  # a probe may use real tensors, and with them threads that do not survive a fork
         trace_in_parallel(simulation, [recipe])
     return simulation.estimate(recipe)
 
@@ -85,14 +84,14 @@ def train(
     preflight: bool = True,
     measure_only: bool = False,
 ) -> Run:
-    """Train a job with the strategies in `use` and write the trained model and its record to `out`.
+    """Train a job with the strategies in `use` and write the trained model and run.json to `out`.
 
-    With a budget the fastest recipe that keeps to it is found first, as by `plan`; `use` then pins strategies, and
-    `planned` is a recipe that was found before and is taken as it is where it still fits. The run is held to the
-    budget, and if its pre-flight fails a smaller recipe is taken. A run that is resumed keeps its own recipe.
-    A checkpoint is written every so often (`save_every`, such as "100 steps" or "30 minutes") and at the end of each
-    epoch. With `preflight` the largest batches, a save and a load are tried out before the first step.
-    With `only_measure` the evaluation is its largest batch: enough for memory and time, and no measure of quality.
+    With a budget, the recipe is chosen as by `plan`: `use` pins strategies, and `planned` is the recipe of an earlier
+    plan, used unchanged if it still fits. The run is held to the budget, and if its pre-flight fails a smaller recipe
+    is chosen. A resumed run keeps its recipe.
+    Checkpoints are saved at the end of each epoch and every `save_every` ("100 steps" or "30 minutes").
+    With `preflight`, the largest batches, a save and a load are tried before the first step.
+    With `measure_only`, evaluation runs its largest batch only: enough to measure memory and time, not quality.
     """
     from tightfit.report.model_card import write_card
     from tightfit.report.progress import Terminal
@@ -129,10 +128,11 @@ def compare(
     out: str | Path = "comparison",
     quiet: bool = False,
 ) -> Comparison:
-    """Measure recipes side by side and write what they took to `out`.
+    """Measure recipes side by side and write the results to `out`.
 
-    `recipes` is a preset (tutorial, ours, all) or a list of recipes such as "micro-batch:size=8 checkpoint". Each is trained
-    for some steps, or with `full` to the end of the job, once for each seed. Called again it goes on where it stopped.
+    `recipes` is a preset (tutorial, ours, all) or a list such as ["baseline", "micro-batch:size=8 adafactor"]. Each is
+    trained for `steps` steps, or with `full` to the end of the job, once per seed. Calling it again continues an
+    interrupted comparison.
     """
     from tightfit.comparison.comparison import find_recipes
     from tightfit.comparison.runner import run_comparison

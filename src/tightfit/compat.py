@@ -1,7 +1,8 @@
-"""Compat: every private or internal name of another library that tightfit relies on.
+"""Compatibility: every private or internal name of another library that tightfit relies on.
 
 No other module may use such a name, and tests/test_compat.py checks each one, so a new version of a library that moves
-or changes one of them fails there first. The private methods of transformers.Trainer are overridden in trainer.py.
+or changes one of them fails there first. The private methods of transformers.Trainer are overridden in
+training/trainer.py.
 
 Importing this module imports no library. An alias is looked up when it is first imported from here: modules that call
 one for every operation import it at their top, and then call the library's own function.
@@ -23,32 +24,32 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, TrainingArguments
 
 _ALIASES = {
-    # torch: tensors that have a shape and no data
+    # torch: tensors with a shape and no data
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
     # torch: raised where an operation on fake tensors would need their data
     "DataDependentOutputException": "torch._subclasses.fake_tensor:DataDependentOutputException",
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor:DynamicOutputShapeException",
-    # torch: the base class of what sees every operation, and a context in which none of them sees any
+    # torch: the base class of modes that intercept every operation, and a context that disables them
     "TorchDispatchMode": "torch.utils._python_dispatch:TorchDispatchMode",
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
-    # torch: a context in which tensor subclasses are plain tensors, and the function that makes a subclass of a tensor
+    # torch: a context in which subclasses behave as plain tensors, and the function that makes a subclass of a tensor
     "DisableTorchDispatch": "torch._C:_DisableTorchDispatch",
     "make_subclass": "torch:Tensor._make_subclass",
     # torch: the tensors in nested tuples, lists and dicts
     "tree_iter": "torch.utils._pytree:tree_iter",
     # torch: the class of operations such as aten.add.Tensor
     "OpOverload": "torch._ops:OpOverload",
-    # torch: the number of the backward pass that is running, -1 if none is; and the node that it is at, or None
+    # torch: the id of the running backward pass, -1 if there is none; and its current node, or None
     "current_graph_task_id": "torch._C:_current_graph_task_id",
     "current_autograd_node": "torch._C:_current_autograd_node",
-    # torch: the number that the next operation's node will get
+    # torch: the sequence number of the next autograd node
     "next_sequence_number": "torch.autograd:_get_sequence_nr",
-    # torch: the code of the function that runs a backward pass, to tell whether the autograd engine is the caller
+    # torch: the code of the function that runs a backward pass, to check whether the autograd engine is the caller
     "ENGINE_CODE": "torch.autograd.graph:_engine_run_backward.__code__",
-    # torch: how many references there are to the storage with this id
+    # torch: the number of references to a storage, by its id
     "storage_use_count": "torch._C:_storage_Use_Count",
-    # torch: a weak reference to a storage, which tells whether it was freed
+    # torch: a weak reference to a storage, to check whether it was freed
     "StorageWeakRef": "torch.multiprocessing.reductions:StorageWeakRef",
     # torch: the floating-point operations of an operation, from its arguments
     "flop_registry": "torch.utils.flop_counter:flop_registry",
@@ -58,22 +59,22 @@ _ALIASES = {
     "flash_attention_for_cpu": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "flash_attention": "torch:ops.aten._scaled_dot_product_flash_attention",
     "efficient_attention": "torch:ops.aten._scaled_dot_product_efficient_attention",
-    # torch: the backward pass of softmax, into memory that is there already
+    # torch: the backward pass of softmax into an existing tensor
     "softmax_backward_into": "torch:ops.aten._softmax_backward_data.out",
     # torch: the operations behind tensor.item() and behind writing to tensor[mask]
     "read_scalar": "torch:ops.aten._local_scalar_dense.default",
     "index_put_in_place": "torch:ops.aten._index_put_impl_.default",
-    # transformers: a context in which models are built without drawing first values for their weights
+    # transformers: a context in which models are built without initializing their weights
     "no_init_weights": "transformers.initialization:no_init_weights",
-    # transformers: evaluation outputs of several batches, one after the other
+    # transformers: concatenates the evaluation outputs of several batches
     "nested_concat": "transformers.trainer_pt_utils:nested_concat",
-    # transformers: rows in the order in which group_by_length trains on them
+    # transformers: the row order of group_by_length
     "get_length_grouped_indices": "transformers.trainer_pt_utils:get_length_grouped_indices",
-    # transformers: the mask for torch's fused attention, that attention, and keys that several heads share, repeated
+    # transformers: the mask for torch's fused attention, that attention, and repeated keys for grouped-query attention
     "sdpa_mask": "transformers.masking_utils:sdpa_mask",
     "sdpa_attention_forward": "transformers.integrations.sdpa_attention:sdpa_attention_forward",
     "repeat_kv": "transformers.integrations.sdpa_attention:repeat_kv",
-    # transformers: the loss functions by name, that of next-token prediction, and the classes of causal models
+    # transformers: the loss functions by name, the next-token loss, and the classes of causal models
     "LOSS_MAPPING": "transformers.loss.loss_utils:LOSS_MAPPING",
     "ForCausalLMLoss": "transformers.loss.loss_utils:ForCausalLMLoss",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "transformers.models.auto.modeling_auto:MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -81,12 +82,12 @@ _ALIASES = {
     "Conv1D": "transformers.pytorch_utils:Conv1D",
     # peft: the modules that LoRA adapts by default, by model type
     "LORA_TARGETS": "peft.utils.constants:TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING",
-    # bitsandbytes: the 256 values that a byte of an 8-bit optimizer's state stands for
+    # bitsandbytes: the 256 values that a byte of 8-bit optimizer state can encode
     "create_dynamic_map": "bitsandbytes.functional:create_dynamic_map",
     # pydantic: the default of a field that has none
     "PydanticUndefined": "pydantic_core:PydanticUndefined",
 }
-"""Our name for it: the module and the name in that module."""
+"""Our name -> the module and the name in that module."""
 
 
 def __getattr__(name: str) -> Any:
@@ -101,24 +102,24 @@ def __getattr__(name: str) -> Any:
 # Python
 
 get_frame = sys._getframe
-"""The frame so many calls up from where it is called; a function of our own around it would be one more."""
+"""The frame `depth` calls above the caller; an alias, as a wrapper function would add a frame."""
 
 
 def run_exit_functions() -> None:
-    """Call what was registered with atexit, as Python does at its end."""
+    """Call the atexit functions, as Python does on exit."""
     atexit._run_exitfuncs()
 
 
-# torch, called for every operation: functions without a Python frame of their own
+# torch, called for every operation: functions without a Python frame
 
 storage_id = attrgetter("_cdata")
-"""A number that tells a storage from every other one that is alive."""
+"""The id of a storage, unique among those alive."""
 schema_of = attrgetter("_schema")
-"""An operation's arguments and results, and which of them it writes to."""
+"""An operation's schema: its arguments and results, and which of them it writes to."""
 version_of = attrgetter("_version")
-"""How often a tensor was changed in place."""
+"""A tensor's version: how often it was changed in place."""
 sequence_number_of = methodcaller("_sequence_nr")
-"""The number of an autograd node, in the order of the forward pass."""
+"""The sequence number of an autograd node, in the order of the forward pass."""
 
 
 # torch
@@ -126,7 +127,7 @@ sequence_number_of = methodcaller("_sequence_nr")
 
 @cache
 def uncompiled_dispatch_mode() -> Any:
-    """A TorchDispatchMode without the guard against being compiled, which took a tenth of a simulation's time."""
+    """A TorchDispatchMode without the guard against torch.compile, which took a tenth of a simulation's time."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class UncompiledDispatchMode(TorchDispatchMode):
@@ -138,15 +139,15 @@ def uncompiled_dispatch_mode() -> Any:
 
 
 def current_fake_mode() -> Any:
-    """The FakeTensorMode that is active, or None."""
+    """The active FakeTensorMode, or None."""
     import torch
 
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
 def disable_fake_cache(mode: Any) -> None:
-    """Let a FakeTensorMode compute every operation's result anew."""
-    assert mode.cache_enabled in (True, False)  # renamed, it would silently stay on
+    """Turn off a FakeTensorMode's cache of results."""
+    assert mode.cache_enabled in (True, False)  # if it were renamed, the cache would silently stay on
     mode.cache_enabled = False
 
 
@@ -159,19 +160,19 @@ def dtype_of_move(*args: Any, **kwargs: Any) -> torch.dtype | None:
 
 
 def has_avx512_bf16() -> bool:
-    """Whether the CPU multiplies bf16 numbers itself; False where torch does not tell."""
+    """Whether the CPU has bf16 matmul instructions; False if torch cannot check."""
     import torch
 
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
 
 
 def wrap_check(module: ModuleType, wrap: Callable[[Any], Any]) -> None:
-    """Replace the function behind torch._check; `module` is torch, while it is being imported."""
+    """Wrap the function behind torch._check; `module` is torch while it is being imported."""
     module.__dict__["_check_with"] = wrap(module._check_with)
 
 
-def forget_unscaled(scaler: Any) -> None:
-    """Let a GradScaler forget which optimizers' gradients it has already unscaled."""
+def reset_unscaled(scaler: Any) -> None:
+    """Clear a GradScaler's record of the optimizers whose gradients it has unscaled."""
     scaler._per_optimizer_states.clear()
 
 
@@ -179,12 +180,12 @@ def forget_unscaled(scaler: Any) -> None:
 
 
 def import_model_code(auto_class: Any, config: PretrainedConfig) -> None:
-    """Import the class that an AutoModel would choose for this config."""
+    """Import the class that an auto class chooses for this config."""
     auto_class._model_mapping.get(type(config), None)
 
 
 def can_change_attention(model: PreTrainedModel) -> bool:
-    """Whether the model's attention goes through transformers' table of attention functions."""
+    """Whether the model's attention function is looked up in transformers' table."""
     return bool(model._supports_sdpa and getattr(model, "_supports_attention_backend", False))
 
 
@@ -216,7 +217,7 @@ def fingerprint_of(dataset: Any) -> str:
 def adam_32bit_update(
     gradient: torch.Tensor,
     parameter: torch.Tensor,
-    phases: tuple[torch.Tensor, torch.Tensor],
+    moments: tuple[torch.Tensor, torch.Tensor],
     *,
     betas: tuple[float, float],
     eps: float,
@@ -228,7 +229,7 @@ def adam_32bit_update(
     from bitsandbytes import functional
 
     functional.optimizer_update_32bit(
-        "adam", gradient, parameter, phases[0], betas[0], eps, step, lr, phases[1], betas[1],
+        "adam", gradient, parameter, moments[0], betas[0], eps, step, lr, moments[1], betas[1],
         weight_decay=weight_decay,
     )  # fmt: skip
 
@@ -236,7 +237,7 @@ def adam_32bit_update(
 def adam_8bit_update(
     gradient: torch.Tensor,
     parameter: torch.Tensor,
-    phases: tuple[torch.Tensor, torch.Tensor],
+    moments: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[torch.Tensor, torch.Tensor],
     values: tuple[torch.Tensor, torch.Tensor],
     *,
@@ -246,14 +247,14 @@ def adam_8bit_update(
     lr: float,
     weight_decay: float,
 ) -> None:
-    """bitsandbytes' AdamW with moments of a byte each, in place: `values` of a byte, times the `scales` of blocks."""
+    """bitsandbytes' AdamW with 8-bit moments, in place: `values` decodes a byte, `scales` has one scale per block."""
     from bitsandbytes import functional
 
     functional.optimizer_update_8bit_blockwise(
-        "adam", gradient, parameter, *phases, *betas, 0.0, 0.0, eps, step, lr, *values, *scales, weight_decay
+        "adam", gradient, parameter, *moments, *betas, 0.0, 0.0, eps, step, lr, *values, *scales, weight_decay
     )
 
 
 def field_defaults(cls: Any) -> dict[str, Any]:
-    """The fields of a pydantic dataclass with their defaults; PydanticUndefined where there is none."""
+    """The fields of a pydantic dataclass with their defaults; PydanticUndefined for required ones."""
     return {name: field.default for name, field in cls.__pydantic_fields__.items()}

@@ -1,10 +1,13 @@
-"""How a value shows itself in a notebook or when it is printed: the one place where values know the renderers."""
+"""Display: how results render in notebooks and when printed.
+
+The only module that imports a higher layer (`report`), and only when something is shown.
+"""
 
 from __future__ import annotations
 
 
 class HTMLDisplay:
-    """A value that a notebook shows as HTML."""
+    """A result that notebooks show as HTML."""
 
     def _repr_html_(self) -> str:
         from tightfit.report import as_html
@@ -13,7 +16,7 @@ class HTMLDisplay:
 
 
 class Display(HTMLDisplay):
-    """The same, and a table when it is printed."""
+    """A result that notebooks show as HTML and print() as a table."""
 
     def __str__(self) -> str:
         from tightfit.report import as_text

@@ -1,18 +1,18 @@
-"""Every error a user can meet, each one sentence with a way out.
+"""Errors: one sentence each, with a fix the user can apply.
 
 TightfitError            exit code
-├── BadInput                 2   something given can be corrected
+├── BadInput                 2   an input that the user can correct
 │   ├── DataError                the data file: columns, rows, encoding, labels
 │   ├── ModelError               the model: folder, config, tokenizer, weights
-│   ├── RecipeError              a strategy, its settings, or two that clash
-│   └── OutputError              the run folder or the disk under it
-├── DoesNotFit               1   no recipe keeps to the budget; carries the closest plan
-├── RunFailed                1   a run that had started could not end
+│   ├── RecipeError              a strategy, its settings, or two in conflict
+│   └── OutputError              the run folder or its disk
+├── DoesNotFit               1   no recipe fits the budget; carries the closest plan
+├── RunFailed                1   a run failed after it had started
 │   ├── LossNotFinite            the loss became NaN or infinite
-│   ├── OutOfMemory              memory ran out and nothing is left to make smaller
-│   │   └── PreflightFailed          found out before the first step
+│   ├── OutOfMemory              memory ran out at the smallest micro-batch
+│   │   └── PreflightFailed          found before the first step
 │   └── SaveFailed               a checkpoint or the model could not be written
-└── Stopped              130, 143   Ctrl-C or SIGTERM: a checkpoint was written first
+└── Interrupted          130, 143   Ctrl-C or SIGTERM: a checkpoint was written first
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-_LONGEST = 1000  # characters
+_MAX_CHARACTERS = 1000
 OOM_TEXTS = (
     "out of memory",  # CUDA error: out of memory; MPS backend out of memory; CUDA out of memory. Tried to …
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -31,23 +31,27 @@ OOM_TEXTS = (
     "DefaultCPUAllocator: not enough memory",  # Windows
     "could not create a memory object",  # oneDNN
 )
-"""What libraries say when memory runs out."""
+"""Parts of library messages that mean out of memory."""
 
 
 class TightfitError(Exception):
-    """What happened, the numbers, the way out."""
+    """Base class; the message says what happened, with numbers, and how to fix it."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        """One line, whatever a file's names and values hold."""
+        """One line of limited length, whatever the names and values in it contain."""
         text = "".join(character if character.isprintable() else " " for character in super().__str__())
         line = " ".join(text.split())
-        return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
+        return (
+            line
+            if len(line) <= _MAX_CHARACTERS
+            else f"{line[: _MAX_CHARACTERS // 2]} … {line[-_MAX_CHARACTERS // 2 :]}"
+        )
 
 
 class BadInput(TightfitError, ValueError):
-    """Something given can be corrected."""
+    """An input that the user can correct."""
 
     exit_code = 2
 
@@ -61,27 +65,27 @@ class ModelError(BadInput):
 
 
 class RecipeError(BadInput):
-    """A strategy, its settings, or two that clash."""
+    """A strategy, its settings, or two in conflict."""
 
 
 class OutputError(BadInput):
-    """The run folder or the disk under it."""
+    """The run folder or its disk."""
 
 
 class DoesNotFit(TightfitError):
-    """No recipe keeps to the budget. Carries the plan that comes closest and the ways out."""
+    """No recipe fits the budget. Carries the closest plan, with options to make it fit."""
 
     def __init__(self, message: str, plan: Any) -> None:
         super().__init__(message)
         self.plan = plan
 
     def __reduce__(self) -> tuple[type[DoesNotFit], tuple[str, Any]]:
-        """It may come from another process."""
+        """Pickling support: it may be raised in another process."""
         return DoesNotFit, (self.args[0], self.plan)
 
 
 class RunFailed(TightfitError):
-    """A run that had started could not end."""
+    """A run failed after it had started."""
 
 
 class LossNotFinite(RunFailed):
@@ -89,18 +93,18 @@ class LossNotFinite(RunFailed):
 
 
 class OutOfMemory(RunFailed):
-    """Memory ran out and nothing is left to make smaller."""
+    """Memory ran out, and the micro-batch cannot become smaller."""
 
 
 class PreflightFailed(OutOfMemory):
-    """Found out before the first step: nothing is trained yet, and another recipe may be taken."""
+    """Memory ran out before the first step: another recipe can still be tried."""
 
 
 class SaveFailed(RunFailed):
     """A checkpoint or the model could not be written."""
 
 
-class Stopped(TightfitError):
+class Interrupted(TightfitError):
     """Ctrl-C or SIGTERM: a checkpoint was written first."""
 
     def __init__(self, message: str, signal_number: int) -> None:
@@ -108,32 +112,32 @@ class Stopped(TightfitError):
         self.exit_code = 128 + signal_number
 
 
-def shown(value: Any) -> str:
-    """A value from a file, for a sentence; YAML can hold a number, or a list in a list, that nobody could write out."""
+def short_repr(value: Any) -> str:
+    """A short repr for messages: values from YAML can be arbitrarily long or nested."""
     short = reprlib.Repr()
-    short.maxstring = short.maxother = _LONGEST
+    short.maxstring = short.maxother = _MAX_CHARACTERS
     try:
         return short.repr(value)
-    except ValueError:  # Python refuses numbers of more than 4,300 digits
+    except ValueError:  # integers of more than 4,300 digits have no repr
         return f"a very long {type(value).__name__}"
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown word: the nearest known one, then all of them."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest known name, then all of them."""
     known = list(known)
-    spelled = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=0.5)
-    hint = f"did you mean '{spelled[near[0]]}'? " if near else ""
-    return f"{hint}There are: {', '.join(known)}."
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean '{by_lower[near[0]]}'? Choose" if near else "choose"
+    return f"{hint} from {', '.join(known)}."
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, whoever says it."""
+    """Whether an error of Python, torch or a backend means out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OOM_TEXTS)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

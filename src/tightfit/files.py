@@ -1,4 +1,4 @@
-"""Whole: files and folders that are there whole or not at all, whatever kills the process while it writes."""
+"""Atomic file writes: a file or folder is either complete or absent, even after kill -9."""
 
 from __future__ import annotations
 
@@ -10,94 +10,94 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-_PART, _GONE = ".part", ".gone"
-_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS, errno.EBADF)  # EBADF: Windows
+_TMP, _TRASH = ".part", ".gone"
+_NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EROFS, errno.EBADF)  # EBADF: Windows
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small file."""
-    with atomic_file(path) as aside:
-        aside.write_text(text, "utf-8")
+def atomic_write(path: Path, text: str) -> None:
+    """Write a small text file."""
+    with atomic_file(path) as tmp:
+        tmp.write_text(text, "utf-8")
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A file to write aside; brought to the disk, it takes its name."""
-    aside = path.with_name(f".{path.name}{_PART}")
+    """Yield a temporary path to write to; it is synced to disk and then renamed to `path`."""
+    tmp = path.with_name(f".{path.name}{_TMP}")
     try:
-        yield aside
-        _sync(aside)
-        aside.replace(path)
+        yield tmp
+        _sync(tmp)
+        tmp.replace(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        tmp.unlink(missing_ok=True)
         raise
     _sync(path.parent)
 
 
 @contextlib.contextmanager
 def atomic_dir(target: Path) -> Iterator[Path]:
-    """A folder to write into; it takes the target's name when everything in it is on the disk."""
-    aside = target.with_name(f".{target.name}{_PART}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    """Yield a temporary folder to write into; its files are synced to disk, then it is renamed to `target`."""
+    tmp = target.with_name(f".{target.name}{_TMP}")
+    shutil.rmtree(tmp, ignore_errors=True)
+    tmp.mkdir(parents=True)
     try:
-        yield aside
-        for path in aside.rglob("*"):
+        yield tmp
+        for path in tmp.rglob("*"):
             _sync(path)
-        _sync(aside)
+        _sync(tmp)
         if target.exists():
             atomic_remove(target)
-        aside.rename(target)
+        tmp.rename(target)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(tmp, ignore_errors=True)
         raise
     _sync(target.parent)
 
 
 def atomic_remove(folder: Path) -> None:
-    """Remove a folder; never leave half of it under its name."""
-    aside = folder.with_name(f".{folder.name}{_GONE}")
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+    """Remove a folder; it is renamed first, so that no partial folder keeps its name."""
+    tmp = folder.with_name(f".{folder.name}{_TRASH}")
+    shutil.rmtree(tmp, ignore_errors=True)
+    folder.rename(tmp)
+    shutil.rmtree(tmp, ignore_errors=True)
 
 
 def remove_stale(folder: Path) -> None:
-    """What a killed process was writing or removing."""
+    """Remove what a killed process was writing or removing."""
     for path in folder.glob(".*"):
-        if path.name.endswith((_PART, _GONE)):
+        if path.name.endswith((_TMP, _TRASH)):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def is_stale(path: Path) -> bool:
-    """Whether a killed process left this behind."""
-    return path.name.startswith(".") and path.name.endswith((_PART, _GONE))
+    """Whether this is a leftover of a killed process."""
+    return path.name.startswith(".") and path.name.endswith((_TMP, _TRASH))
 
 
 def _sync(path: Path) -> None:
-    """To the disk, not only to the system's memory."""
+    """Flush to disk, not only to the page cache."""
     try:
         handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
+    except OSError:  # Windows cannot open folders
         return
     try:
         os.fsync(handle)
-    except OSError as error:  # some file systems cannot; others say only now that a disk was full
-        if error.errno not in _CANNOT:
+    except OSError as error:  # some file systems cannot; others report a full disk only here
+        if error.errno not in _NO_FSYNC:
             raise
     finally:
         os.close(handle)
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
-    """A file's bytes, a megabyte at a time."""
+    """The bytes of a file, in chunks of one MiB."""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             yield chunk
 
 
 def digest_of(paths: Iterable[Path]) -> str:
-    """The sha256 of some files' bytes, one after the other."""
+    """The SHA-256 of the concatenated bytes of some files."""
     digest = hashlib.sha256()
     for path in paths:
         for chunk in chunks_of(path):

@@ -1,7 +1,7 @@
-"""GPUs: what is known of common ones, so that a training can be planned for one that is not in this machine.
+"""GPUs: memory and speed of common models, to plan for one that is not in this machine.
 
-Memory is what torch reports as the GPU's total, which is a little less than the box says. Speeds are from the makers'
-tables; none of them was measured here.
+Memory is what torch reports as the GPU's total, a little less than advertised. Speeds are from the vendors' data
+sheets; none of them was measured here.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import re
 from typing import NamedTuple
 
 CUDA_CONTEXT = 512 << 20
-"""Bytes that the driver and the loaded kernels take before any tensor: 0.3 to 0.6 GiB since CUDA 11.7 loads lazily."""
+"""Bytes of the CUDA context and the loaded kernels: 0.3 to 0.6 GiB since CUDA 11.7 loads kernels lazily."""
 
 
 class GPU(NamedTuple):
-    """One row of the table."""
+    """One row of the table: a GPU model."""
 
-    title: str
+    name: str
     gib: float
-    """Memory that torch sees."""
+    """Memory that torch reports."""
     capability: int
     """CUDA compute capability, as 86 for 8.6."""
     fp32_tflops: float
     fp16_tflops: float
-    """With fp32 sums."""
+    """With fp32 accumulation."""
     bandwidth: float
-    """Memory bandwidth, in 10^9 bytes a second."""
+    """Memory bandwidth in 10^9 bytes per second."""
 
     @property
     def family(self) -> str:
-        """The name without the memory's size."""
-        return self.title.rpartition(" ")[0]
+        """The name without the memory size."""
+        return self.name.rpartition(" ")[0]
 
 
 NVIDIA = (
@@ -64,6 +64,6 @@ NVIDIA = (
 APPLE = tuple(GPU(f"Apple {size}GB", size, 0, 3.6, 3.6, 100) for size in (8, 16, 24, 32, 64))
 
 
-def find_family(name: str) -> GPU | None:
-    """The first listed GPU of the family that a name means, as a whole word: an A100 is no A10."""
+def find_gpu_family(name: str) -> GPU | None:
+    """The first GPU in the table whose family is a whole word of the name: an A100 is not an A10."""
     return next((gpu for gpu in (*NVIDIA, *APPLE) if re.search(rf"(?i)\b{re.escape(gpu.family)}\b", name)), None)

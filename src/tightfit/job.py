@@ -1,4 +1,4 @@
-"""Job: what to train. And the YAML file that describes one."""
+"""Job: what to train, and its YAML file."""
 
 from __future__ import annotations
 
@@ -8,117 +8,117 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tightfit.errors import BadInput, shown, suggest
-from tightfit.files import write_whole
+from tightfit.errors import BadInput, short_repr, suggest
+from tightfit.files import atomic_write
 
 
 class Job(BaseModel):
-    """What to train: a model, a data file, and the numbers that decide the result. Memory is not its business."""
+    """What to train: a model, a data file and the hyperparameters. Memory settings are not part of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     model: str
     """A hub id, or a folder with config, tokenizer and weights."""
     data: str
-    """A CSV, TSV, JSON, JSONL or Parquet file, a folder of them, or a hub data set."""
+    """A CSV, TSV, JSON, JSONL or Parquet file, a folder of them, or a hub dataset."""
     validation: str | None = None
-    """A file to validate on; without it 10 % of the data is held out, stratified by label."""
+    """A validation file; without it 10 % of the data is held out, stratified by label."""
     task: str = "text-classification"
-    """What the model learns to do."""
+    """The task to train for."""
     text: str | None = None
-    """The column that holds the text, or two of them for pairs: premise,hypothesis. Found by name if not given."""
+    """The text column, or two for text pairs: premise,hypothesis. Found by name if not given."""
     label: str | None = None
-    """The column that holds the label. Found by name if not given."""
+    """The label column. Found by name if not given."""
     batch_size: int = Field(default=32, ge=1, le=10**9)
-    """Rows per optimizer step: the effective batch, whatever the memory."""
+    """Examples per optimizer step: the effective batch size, whatever the memory budget."""
     max_length: int = Field(default=128, ge=2)
-    """Tokens a text is cut at."""
+    """Texts are truncated to this many tokens."""
     epochs: float = Field(default=1.0, gt=0, le=10**6)
-    """Passes over the training rows."""
+    """Passes over the training data."""
     max_steps: int | None = Field(default=None, ge=1, le=10**9)
     """Stop after this many optimizer steps."""
     learning_rate: float = Field(default=2e-5, gt=0)
-    """The highest learning rate; it falls linearly to zero."""
+    """The initial learning rate; it decays linearly to zero."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decay of the weights; biases and norms are left out."""
+    """Weight decay; not applied to biases and norm weights."""
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Gradients are clipped to this norm; 0 leaves them alone."""
+    """Gradients are clipped to this norm; 0 disables clipping."""
     seed: int = Field(default=42, ge=0, lt=2**32)
-    """Seed of the split, the new head, the order of rows and dropout."""
+    """Random seed of the split, the new head, the data order and dropout."""
     random_weights: bool = False
-    """Take only the shape of the model, with random weights: for measuring, not for results."""
+    """Use only the model's config, with random weights: for measuring memory and time, not for results."""
 
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, **values: Any) -> None:
-            """What is wrong with the values becomes one sentence."""
+            """Report invalid values in one sentence."""
             try:
                 super().__init__(**values)
             except ValidationError as error:
-                raise BadInput(_sentence(error)) from None
+                raise BadInput(_validation_message(error)) from None
 
     @field_validator("text", "label", mode="before")
     @classmethod
     def _coerce_columns(cls, value: Any) -> Any:
-        """In YAML a column may be a number, and the two of a pair a list."""
+        """In YAML, a column may be a number, and a pair of columns a list."""
         if isinstance(value, (list, tuple)) and all(isinstance(name, (str, int)) for name in value):
             return ",".join(str(name) for name in value)
         return str(value) if isinstance(value, int) else value
 
     def resolve_paths(self) -> Job:
-        """The same job from any folder: what is a file or folder here is named from the root."""
+        """The same job with absolute paths, so that it works from any folder."""
         named = {name: getattr(self, name) for name in ("model", "data", "validation")}
         paths = {name: Path(value).expanduser() for name, value in named.items() if value is not None}
         return self.model_copy(update={name: str(p.resolve()) for name, p in paths.items() if p.exists()})
 
     def clip_batch_size(self, rows: int) -> Job:
-        """The same training of so many rows: a batch holds no more than there are."""
+        """The same job with a batch size of at most `rows`, the number of training rows."""
         return self.model_copy(update={"batch_size": min(self.batch_size, rows)})
 
     @property
     def text_columns(self) -> tuple[str, ...] | None:
-        """The text column, or the two of a pair; None when they are to be found by name."""
+        """The text column, or both columns of a pair; None if they are to be found by name."""
         return tuple(name.strip() for name in self.text.split(",")) if self.text else None
 
 
 def setting_names() -> list[str]:
-    """The names of a job's settings as written on the command line and in YAML."""
+    """The names of the settings as written on the command line and in YAML."""
     return [name.replace("_", "-") for name in Job.model_fields]
 
 
 def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a YAML job file: the job's values, and the strategies under `use`."""
+    """Read a YAML job file: the settings, and the strategies under `use`."""
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise BadInput(f"'{path}' is no job file (.yaml): give a data file with --data {path}.")
+        raise BadInput(f"'{path}' is not a job file (.yaml): give a data file with --data {path}.")
     content = load_yaml(path)
     use = content.pop("use", None) or []
     content.pop("plan", None)
-    if not isinstance(use, list) or not all(isinstance(word, str) for word in use):
+    if not isinstance(use, list) or not all(isinstance(spec, str) for spec in use):
         raise BadInput(
             f"{path}, {locate_key(path, 'use')}: 'use' must be a list of strategies such as '- micro-batch:size=8'."
         )
     values = {}
     for key, value in content.items():
-        word = key if isinstance(key, str) else shown(key)
-        name = word.replace("-", "_")
+        written = key if isinstance(key, str) else short_repr(key)
+        name = written.replace("-", "_")
         if name not in Job.model_fields:
-            known = suggest(word, [*setting_names(), "use", "plan"])
-            raise BadInput(f"{path}, {locate_key(path, word)}: there is no setting '{word}': {known}")
-        _refuse(path, word, name, value)
+            known = suggest(written, [*setting_names(), "use", "plan"])
+            raise BadInput(f"{path}, {locate_key(path, written)}: there is no setting '{written}': {known}")
+        _validate_setting(path, written, name, value)
         values[name] = value
     return values, use
 
 
-def _refuse(path: Path, word: str, name: str, value: Any) -> None:
-    """A value that no job could have, with the line it stands in."""
+def _validate_setting(path: Path, written: str, name: str, value: Any) -> None:
+    """Raise an error with the line number if the value is invalid."""
     try:
         Job(**{"model": "any", "data": "any", name: value})
     except BadInput as error:
-        raise BadInput(f"{path}, {locate_key(path, word)}: {error}") from None
+        raise BadInput(f"{path}, {locate_key(path, written)}: {error}") from None
 
 
 def locate_key(path: Path, key: str, below: str | None = None) -> str:
-    """Where a file names a key, for people who look for it; only after another one, if that is said."""
+    """The line of a key in a YAML file, for messages; `below` restricts the search to a section."""
     lines = path.read_text("utf-8").splitlines()
     start = next((number for number, line in enumerate(lines, 1) if line.startswith(f"{below}:")), 0) if below else 0
     found = [n for n, line in enumerate(lines, 1) if n > start and line.strip().startswith(f"{key}:")]
@@ -126,31 +126,31 @@ def locate_key(path: Path, key: str, below: str | None = None) -> str:
 
 
 def write_job_file(path: Path, job: Job, use: list[str]) -> None:
-    """Write the YAML file that `tightfit train FILE` runs again."""
+    """Write a YAML job file for `tightfit train FILE`."""
     content = {**job_values(job), "use": use}
-    write_whole(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    atomic_write(path, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
 def job_values(job: Job) -> dict[str, Any]:
-    """The job's settings as they are written in YAML."""
+    """The settings as written in YAML."""
     settings = job.model_dump(exclude_none=True)
     return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """A file of 'name: value' lines."""
+    """Read a YAML file of 'name: value' lines."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise BadInput(f"There is no job file '{path}': check the name.") from None
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{path} is not readable as YAML: {_one_line(error)}.") from None
+        raise BadInput(f"{path} is not valid YAML: {_one_line(error)}.") from None
     if not isinstance(content, dict):
-        raise BadInput(f"{path} must hold 'name: value' lines, such as 'model: bert-base-chinese'.")
+        raise BadInput(f"{path} must contain 'name: value' lines, such as 'model: bert-base-chinese'.")
     return content
 
 
-def _sentence(error: ValidationError) -> str:
+def _validation_message(error: ValidationError) -> str:
     problems = []
     for item in error.errors():
         name = str(item["loc"][0]).replace("_", "-") if item["loc"] else "job"
@@ -159,7 +159,7 @@ def _sentence(error: ValidationError) -> str:
         elif item["type"] == "missing":
             problems.append(f"{name} is missing")
         else:
-            problems.append(f"{name} is {shown(item['input'])}: {_lower_first(item['msg'])}")
+            problems.append(f"{name} is {short_repr(item['input'])}: {_lower_first(item['msg'])}")
     return "; ".join(problems).rstrip(".") + "."
 
 

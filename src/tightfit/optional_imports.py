@@ -1,9 +1,9 @@
-"""Lean: a process of our own takes in only the libraries that a training uses.
+"""Optional imports: libraries that a training does not use are blocked until one is needed.
 
-transformers imports whatever it knows and finds: datasets with pandas and Arrow, peft, scikit-learn with scipy, and
-peft imports bitsandbytes. No training that tightfit puts together uses them, unless its recipe or its data says so, and
-with all of them installed they would be 185 MB of every process and a third of every start. So they are not to be found
-until they are asked for. Only where the process is ours alone: who imports tightfit keeps what he has.
+transformers imports every integration it finds: datasets with pandas and pyarrow, peft, scikit-learn with scipy; and
+peft imports bitsandbytes. A training uses them only if its recipe or its data requires it; with all of them installed
+they take 185 MB of every process and a third of its start-up time. They are blocked in the command line's own process
+only: a program that imports tightfit keeps its imports.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from importlib.machinery import PathFinder
 
 ARROW = ("datasets", "pandas", "pyarrow")
 _slim = False
-_UNUSED = (*ARROW, "bitsandbytes", "peft", "scipy", "sklearn")
-_ASKING = ("transformers.trainer", "transformers.trainer_utils")
+_BLOCKED = (*ARROW, "bitsandbytes", "peft", "scipy", "sklearn")
+_CHECKERS = ("transformers.trainer", "transformers.trainer_utils")
 
 
 def block_unused_imports() -> None:
-    """Before anything is imported. Python takes a module that is None for one that is not installed."""
+    """Call before other imports: Python treats a module that is None in sys.modules as not installed."""
     global _slim
     _slim = True
-    for name in _UNUSED:
+    for name in _BLOCKED:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
 
 
@@ -31,20 +31,20 @@ def is_slim() -> bool:
 
 
 def allow_imports(*names: str) -> None:
-    """Something here needs them, or all: from now on they are found."""
-    for name in names or _UNUSED:
+    """Unblock these libraries, or all of them."""
+    for name in names or _BLOCKED:
         if sys.modules.get(name, ...) is None:
             _freeze_availability(name)
             del sys.modules[name]
 
 
 def is_installed(name: str) -> bool:
-    """Whether it could be imported; nothing is imported to find out."""
+    """Whether a library could be imported, blocked or not; nothing is imported to find out."""
     return bool(sys.modules.get(name)) or PathFinder.find_spec(name) is not None
 
 
 def _freeze_availability(name: str) -> None:
-    """These ask time and again whether it is there, and would use names that they have not imported."""
-    for module in filter(None, map(sys.modules.get, _ASKING)):
-        if hasattr(module, question := f"is_{name}_available"):
-            setattr(module, question, lambda: False)
+    """Keep the answer of modules that check availability at each call: they would use names they did not import."""
+    for module in filter(None, map(sys.modules.get, _CHECKERS)):
+        if hasattr(module, check := f"is_{name}_available"):
+            setattr(module, check, lambda: False)

@@ -1,4 +1,4 @@
-"""Cores: how many processes of ours can work at the same time, and what a forked one may use."""
+"""Processes: usable CPUs, work in a forked process, and workers in a fresh process."""
 
 from __future__ import annotations
 
@@ -17,76 +17,73 @@ from typing import IO, Any, TypeVar
 
 from tightfit.errors import RunFailed
 
+T = TypeVar("T")
+_POLL_SECONDS = 0.5
+
 
 def usable_cpus() -> int:
-    """How many can be used; one where a process cannot fork."""
+    """The number of CPUs this process may use; 1 where it cannot fork."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def use_one_thread() -> None:
-    """First of all in a forked process: torch's threads have stayed behind, and it would wait for them for ever."""
+    """Call first in a forked process: torch's threads do not survive a fork, and it would wait for them forever."""
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(1)
 
 
-# Elsewhere: work done in a process of its own, so that it leaves nothing in the memory of this one.
+# Forked processes
 #
-# A rehearsal keeps tens of megabytes of what it learnt, which would count against the training after it. A forked
-# process inherits all that is loaded but torch's threads, and a rehearsal does without. Where there is no cheap fork it is done
-# here.
+# A simulation keeps tens of megabytes of traces, which would count towards the memory of the training after it. A
+# forked process inherits every loaded library but torch's threads, which a simulation does not use. Where forking is
+# not possible, the work is done in this process.
 
 
-T = TypeVar("T")
-
-
-def run_in_fork(work: Callable[..., T], *given: Any) -> T:
-    """What the work returns, or raises."""
+def run_in_fork(work: Callable[..., T], *args: Any) -> T:
+    """Call `work` in a forked process; its result is returned and its exception raised here."""
     if sys.platform != "linux" or _cuda_is_initialized():
-        return work(*given)
-    here, there = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_answer, args=(there, work, given))
+        return work(*args)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_child_main, args=(sender, work, args))
     try:
         process.start()
-        there.close()
-        answer: Any = here.recv()
+        sender.close()
+        outcome: Any = receiver.recv()
     except EOFError:
-        raise RunFailed("The forecast was ended from outside, perhaps for want of memory: free some.") from None
+        raise RunFailed("The memory estimate was killed, probably by the OOM killer: free some memory.") from None
     finally:
         if process.pid is not None:
-            process.terminate()  # it has answered, or nobody waits for its answer any more
+            process.terminate()  # it has sent its result, or this process was interrupted
             process.join()
-    if isinstance(answer, BaseException):
-        raise answer
-    found: T = answer
-    return found
+    if isinstance(outcome, BaseException):
+        raise outcome
+    result: T = outcome
+    return result
 
 
 def _cuda_is_initialized() -> bool:
-    """Its driver does not outlive a fork."""
+    """CUDA cannot be used in a process forked after its initialization."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
 
 
-def _answer(pipe: Connection, work: Callable[..., Any], given: tuple[Any, ...]) -> None:
+def _child_main(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     use_one_thread()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both, and one sentence is enough
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent reports it
     try:
-        pipe.send(work(*given))
+        pipe.send(work(*args))
     except Exception as error:
         pipe.send(error)
 
 
-# Elsewhere: a task done in a fresh process, which has nothing of an earlier one in its memory.
-
-
-_GLANCE = 0.5  # seconds between two looks at a process
+# Fresh processes, whose memory holds nothing of an earlier task
 
 
 @dataclass(frozen=True)
 class WorkerResult:
-    """What a process found, or the last thing it said."""
+    """What a worker printed, or its last line on stderr if it failed."""
 
     found: Any
     sentence: str
@@ -96,42 +93,42 @@ class WorkerResult:
 def run_worker(
     module: str, task: dict[str, Any], on_tick: Callable[[float], None] = lambda seconds: None
 ) -> WorkerResult:
-    """Have a task done; now and then `glance` hears for how long it has been on.
+    """Run `python -m module` with the task as JSON on stdin; `on_tick` gets the elapsed seconds now and then.
 
-    The process speaks to files: a pipe that nobody reads while it works could fill up. Ctrl-C reaches only this
-    process, which ends the other: it has nothing half done that is worth keeping.
+    stdout and stderr are files, as a pipe that is not read could fill up. Ctrl-C reaches only this process, which kills
+    the worker: it has no partial result to keep.
     """
-    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         command = [sys.executable, "-m", module]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=printed, stderr=said, start_new_session=True)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, start_new_session=True)
         try:
-            _give(process, task)
-            _watch(process, on_tick)
+            _send_task(process, task)
+            _poll(process, on_tick)
         finally:
             process.kill()
             process.wait()
-        return _worker_result(process.returncode, printed, said)
+        return _worker_result(process.returncode, stdout, stderr)
 
 
-def _give(process: subprocess.Popen[bytes], task: dict[str, Any]) -> None:
+def _send_task(process: subprocess.Popen[bytes], task: dict[str, Any]) -> None:
     assert process.stdin
     process.stdin.write(json.dumps(task).encode())
     process.stdin.close()
 
 
-def _watch(process: subprocess.Popen[bytes], on_tick: Callable[[float], None]) -> None:
+def _poll(process: subprocess.Popen[bytes], on_tick: Callable[[float], None]) -> None:
     start = time.monotonic()
     while process.poll() is None:
-        time.sleep(_GLANCE)
+        time.sleep(_POLL_SECONDS)
         on_tick(time.monotonic() - start)
 
 
-def _worker_result(code: int, printed: IO[bytes], said: IO[bytes]) -> WorkerResult:
+def _worker_result(code: int, stdout: IO[bytes], stderr: IO[bytes]) -> WorkerResult:
     if code == 0:
-        return WorkerResult(json.loads(_lines(printed)[-1]), "", 0)
+        return WorkerResult(json.loads(_lines(stdout)[-1]), "", 0)
     if code < 0:
-        return WorkerResult(None, f"ended by signal {-code}, perhaps for want of memory", 1)
-    return WorkerResult(None, (_lines(said) or ["it ended without a word"])[-1].removeprefix("tightfit: "), code)
+        return WorkerResult(None, f"killed by signal {-code}, probably out of memory", 1)
+    return WorkerResult(None, (_lines(stderr) or ["failed without a message"])[-1].removeprefix("tightfit: "), code)
 
 
 def _lines(file: IO[bytes]) -> list[str]:

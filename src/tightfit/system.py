@@ -1,8 +1,8 @@
-"""The C allocator: made to give freed tensors back at once.
+"""The operating system: malloc tuning, and the memory of the process, the machine and its cgroups.
 
-glibc keeps what is freed for later: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at
-2.6 GB with both thresholds at 1 MB. At 32 KB the tensors of short slices go back too, and a rehearsal can tell the
-peak to a percent or two. Small models pay for it with time (docs/log.md).
+glibc keeps freed memory: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at 2.6 GB with both
+thresholds at 1 MB. At 32 KB the tensors of short micro-batches are returned too, and a simulation predicts the peak
+within a percent or two. Small models pay for it with time (docs/log.md).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-THRESHOLD = 32 << 10
+MALLOC_THRESHOLD = 32 << 10
 
 
 def tune_malloc() -> bool:
-    """Tune glibc for this process and hand back what is free now; elsewhere there is nothing to tune."""
+    """Make glibc return freed memory to the system, starting with what is free now; False with other C libraries."""
     libc = _glibc()
     if libc is None:
         return False
-    tuned = all(libc.mallopt(option, THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
+    tuned = all(libc.mallopt(option, MALLOC_THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
     libc.malloc_trim(0)
     return tuned
 
@@ -31,13 +31,13 @@ def _glibc() -> ctypes.CDLL | None:
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None  # musl has neither
+    return libc if hasattr(libc, "gnu_get_libc_version") else None  # musl has neither function
 
 
-# Memory of this process, of the machine and of its control groups, as /proc and /sys tell it.
+# Memory, from /proc and /sys
 
 
-_CGROUPS = (
+_CGROUPS = (  # limit, usage, page cache, mapped part of the page cache; in versions 2 and 1
     ("memory.max", "memory.current", ("inactive_file", "active_file"), "file_mapped"),
     (
         "memory.limit_in_bytes",
@@ -48,8 +48,8 @@ _CGROUPS = (
 )
 
 
-def status(field: str, default: int | None = None) -> int:
-    """A line of /proc/self/status, in bytes; without a default OSError where there is none."""
+def proc_status(field: str, default: int | None = None) -> int:
+    """A field of /proc/self/status in bytes; OSError if it is missing and there is no default."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -58,35 +58,36 @@ def status(field: str, default: int | None = None) -> int:
     return default
 
 
-def available() -> int:
+def available_memory() -> int:
+    """The bytes that the machine can give out without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return sys.maxsize
 
 
-def container_rooms() -> Iterator[tuple[int, int]]:
-    """How large the control groups of this process are and what they leave it, in either version.
+def cgroup_headroom() -> Iterator[tuple[int, int]]:
+    """The limit and the headroom of each cgroup of this process, in bytes; versions 1 and 2.
 
-    Files that were read or written count as used until the room is needed; a checkpoint leaves all of its bytes there.
+    The page cache counts as used until the memory is needed, and writing a checkpoint leaves all its bytes there.
     """
     for folder in _cgroup_dirs():
         for limit, usage, cached, mapped in _CGROUPS:
             with contextlib.suppress(OSError, ValueError):
-                most = int((folder / limit).read_text())
+                maximum = int((folder / limit).read_text())
                 used, stat = int((folder / usage).read_text()), folder / "memory.stat"
                 freeable = sum(_stat(stat, name) for name in cached) - _stat(stat, mapped)
-                yield most, most - used + max(0, freeable)
+                yield maximum, maximum - used + max(0, freeable)
 
 
 def _cgroup_dirs() -> Iterator[Path]:
     root = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, kinds, path = line.split(":", 2)
-            if kinds == "":
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
                 yield from (root / path.lstrip("/"), root)
-            elif "memory" in kinds.split(","):
+            elif "memory" in controllers.split(","):
                 yield from (root / "memory" / path.lstrip("/"), root / "memory")
 
 

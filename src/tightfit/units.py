@@ -1,4 +1,4 @@
-"""Bytes, counts and times, written for people and read back."""
+"""Units: parse and format bytes, counts and times."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str) -> int:
-    """Read "4GB", "3.5 GiB" or "512M"; every unit is a power of 1024, as on the box of a graphics card."""
+    """Parse "4GB", "3.5 GiB" or "512M"; every unit is a power of 1024, as in the specs of GPUs."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadInput(f"'{text}' is not a size of memory: write it like {_nearest(text)}.")
+        raise BadInput(f"'{text}' is not a memory size: write it like {_suggestion(text)}.")
     number, unit = match.groups()
     try:
         return int(float(number) * 1024 ** _POWERS[unit.upper()])
     except OverflowError:
-        raise BadInput(f"'{text}' is more memory than there is anywhere: write it like 4GB.") from None
+        raise BadInput(f"'{text}' is too large for a memory size: write it like 4GB.") from None
 
 
-def _nearest(text: str) -> str:
-    """What was perhaps meant: "4gigs" is 4GB."""
+def _suggestion(text: str) -> str:
+    """A valid size close to the text: "4gigs" -> 4GB."""
     guess = re.match(r"\s*(\d{1,9}(?:[.,]\d{1,9})?)\s*([kmgt])", text, re.IGNORECASE)
     if guess is None:
         return "4GB, 3.5GB or 512MB"

@@ -1,4 +1,4 @@
-"""The end of a program: sooner than Python's own, and nothing is left out."""
+"""fast_exit: faster than Python's own exit, with the same exit code, output and exit functions."""
 
 from __future__ import annotations
 
@@ -9,48 +9,49 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, time
-from tightfit.cli.startup import leave_at_once
+from tightfit.cli.startup import fast_exit
 
-class Last:
+class Probe:
     def __del__(self):
-        print("taken apart")
+        print("destroyed")
 
-last = Last()
-atexit.register(lambda: print("called at the end"))
+probe = Probe()
+atexit.register(lambda: print("exit function"))
 try:
-    {what}
+    {code}
 finally:
-    leave_at_once()
+    fast_exit()
 """
 
 
-def end_of(what: str) -> tuple[int, list[str], str]:
-    done = subprocess.run([sys.executable, "-c", PROGRAM.format(what=what)], capture_output=True, text=True, timeout=60)
+def run_program(code: str) -> tuple[int, list[str], str]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM.format(code=code)], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout.splitlines(), done.stderr
 
 
 @pytest.mark.parametrize(
-    ("what", "code"), [("print('said')", 0), ("print('said'); sys.exit(2)", 2), ("print('said'); sys.exit()", 0)]
+    ("code", "status"),
+    [("print('output')", 0), ("print('output'); sys.exit(2)", 2), ("print('output'); sys.exit()", 0)],
 )
-def test_what_was_said_and_what_is_due_at_the_end_is_there_and_the_rest_is_left(what: str, code: int) -> None:
-    assert end_of(what) == (code, ["said", "called at the end"], "")
+def test_output_and_exit_functions_are_kept_and_objects_are_not_destroyed(code: str, status: int) -> None:
+    assert run_program(code) == (status, ["output", "exit function"], "")
 
 
-def test_an_error_that_nobody_caught_is_told_as_ever() -> None:
-    code, lines, told = end_of("raise KeyError('a mistake')")
-    assert code == 1
-    assert lines == ["called at the end", "taken apart"]
-    assert "KeyError: 'a mistake'" in told
+def test_an_uncaught_error_exits_normally_with_a_traceback() -> None:
+    status, lines, err = run_program("raise KeyError('a mistake')")
+    assert status == 1
+    assert lines == ["exit function", "destroyed"]
+    assert "KeyError: 'a mistake'" in err
 
 
-def test_a_thread_that_works_is_waited_for() -> None:
-    code, lines, _ = end_of("threading.Thread(target=lambda: (time.sleep(1), print('worked'))).start()")
-    assert code == 0
-    assert "worked" in lines
+def test_running_threads_are_joined() -> None:
+    status, lines, _ = run_program("threading.Thread(target=lambda: (time.sleep(1), print('joined'))).start()")
+    assert status == 0
+    assert "joined" in lines
 
 
-def test_a_reader_who_has_gone_is_no_plain_end() -> None:
-    program = PROGRAM.format(what="print('said')")
+def test_a_closed_pipe_gives_an_error_status() -> None:
+    program = PROGRAM.format(code="print('output')")
     running = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert running.stdout is not None
     running.stdout.close()

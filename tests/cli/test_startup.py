@@ -1,4 +1,4 @@
-"""torch's compiler and its distributed tensors stay out of a process of our own, and come when they are asked for."""
+"""The command line process does not import torch's compiler and distributed tensors until they are used."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from tightfit.cli.startup import defer_torch_compiler
 
 LARGE = ("torch._inductor", "torch._dynamo.symbolic_convert", "torch.distributed.tensor._api")
-LEAN = "from tightfit.cli.startup import slim_process\nslim_process()\n"
+SLIM = "from tightfit.cli.startup import slim_process\nslim_process()\n"
 
 
-def told(code: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", LEAN + code], capture_output=True, text=True, check=False)
+def output_of(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", SLIM + code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
     "recipe",
-    ["plain", "tiled-attention chunked-layers:size=4 adafactor optimizer-in-backward", "gradient-checkpointing"],
+    ["baseline", "tiled-attention chunked-layers:size=4 adafactor optimizer-in-backward", "gradient-checkpointing"],
 )
-def test_a_whole_training_does_without_them(tiny_model: Path, reviews: Path, tmp_path: Path, recipe: str) -> None:
-    words = [
+def test_a_training_does_not_import_them(tiny_model: Path, reviews: Path, tmp_path: Path, recipe: str) -> None:
+    args = [
         "train",
         "--json",
         "--model",
@@ -39,22 +39,22 @@ def test_a_whole_training_does_without_them(tiny_model: Path, reviews: Path, tmp
         "--max-length",
         32,
     ]
-    words += ["--device", "cpu", "--out", tmp_path / "run"]
-    words += [word for strategy in recipe.split() if strategy != "plain" for word in ("--use", strategy)]
+    args += ["--device", "cpu", "--out", tmp_path / "run"]
+    args += [arg for spec in recipe.split() if spec != "baseline" for arg in ("--use", spec)]
     code = f"""
 import sys
-from tightfit.cli import app
-sys.argv = {["tightfit", *map(str, words)]!r}
+from tightfit.cli.app import app
+sys.argv = {["tightfit", *map(str, args)]!r}
 try:
     app()
 finally:
     print([name for name in {LARGE} if name in sys.modules])
 """
-    assert told(code)[-1] == "[]"
+    assert output_of(code)[-1] == "[]"
     assert (tmp_path / "run" / "run.json").is_file()
 
 
-def test_marks_for_the_compiler_leave_functions_as_they_are() -> None:
+def test_compiler_decorators_return_functions_unchanged() -> None:
     code = """
 import sys, torch
 import torch._dynamo
@@ -64,11 +64,11 @@ print(torch._dynamo.graph_break(), torch._dynamo.config.__name__)
 from torch.distributed.tensor import DTensor
 print(isinstance(torch.ones(1), DTensor), torch.distributed.is_available(), "sympy" in sys.modules)
 """
-    assert told(code) == ["True True True", "None torch._dynamo.config", "False False False"]
+    assert output_of(code) == ["True True True", "None torch._dynamo.config", "False False False"]
 
 
-def test_what_a_model_checks_brings_no_algebra_system() -> None:
-    """As T5 does in every forward, with a condition that is known."""
+def test_torch_checks_do_not_import_sympy() -> None:
+    """T5 calls them in every forward pass with a condition that is a plain bool."""
     code = """
 import sys, torch
 torch._check(True, lambda: "nothing")
@@ -76,7 +76,7 @@ torch._check_value(True)
 print("sympy" in sys.modules)
 for check, error in ((torch._check, RuntimeError), (torch._check_value, ValueError)):
     try:
-        check(False, lambda: "so it is")
+        check(False, lambda: "failed")
     except error as raised:
         print(raised)
 try:
@@ -84,22 +84,22 @@ try:
 except TypeError:
     print("no bool")
 """
-    assert told(code) == ["False", "so it is", "so it is", "no bool"]
+    assert output_of(code) == ["False", "failed", "failed", "no bool"]
 
 
-def test_who_asks_for_more_gets_the_whole() -> None:
+def test_other_attributes_load_the_real_packages() -> None:
     code = """
 import torch._dynamo
 print(torch._dynamo.reset.__module__, torch._dynamo.disable.__module__, type(torch._dynamo).__name__)
 import torch.distributed.tensor as tensors
 print(tensors.Replicate.__module__, tensors.DTensor.__module__)
 """
-    compiler, distributed = told(code)
+    compiler, distributed = output_of(code)
     assert compiler == "torch._dynamo torch._dynamo.decorators module"
     assert distributed == "torch.distributed.tensor.placement_types torch.distributed.tensor"
 
 
-def test_where_torch_is_there_already_nothing_changes() -> None:
+def test_nothing_changes_if_torch_is_already_imported() -> None:
     import torch
 
     finders = list(sys.meta_path)

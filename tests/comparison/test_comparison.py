@@ -1,4 +1,4 @@
-"""The ladder: rungs measured side by side; what dies is a row, what is measured stays."""
+"""Comparisons: recipes measured side by side; failures are rows, finished measurements are kept."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from tightfit.comparison.comparison import (
     savings,
 )
 from tightfit.errors import BadInput, OutputError, TightfitError
-from tightfit.processes import WorkerResult as Answer
-from tightfit.processes import run_worker
+from tightfit.processes import WorkerResult, run_worker
 from tightfit.report.charts import comparison_chart
 from tightfit.report.comparison import comparison_as_html, comparison_as_markdown, write_comparison
 from tightfit.report.i18n import LANGUAGES, Strings
 from tightfit.timing import calibrate
 
-Request = list[dict[str, Any]]
+Tasks = list[dict[str, Any]]
 
 
 @pytest.fixture
@@ -43,31 +42,31 @@ def job(tiny_model: Path, reviews: Path) -> Job:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Request:
-    """Tasks are done in this process, which saves the seconds that a new one takes to start."""
-    tasks: Request = []
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    """Run worker tasks in this process, which saves the start of a new one, and record them."""
+    tasks: Tasks = []
 
-    def here(module: str, task: dict[str, Any], on_tick: Callable[[float], None] = print) -> Answer:
+    def run_here(module: str, task: dict[str, Any], on_tick: Callable[[float], None] = print) -> WorkerResult:
         tasks.append(task)
         task = dict(task)
         try:
             job = Job(**task.pop("job"))
             found = worker.predict_recipes(job, **task) if "recipes" in task else worker.measure(job, **task)
         except TightfitError as error:
-            return Answer(None, str(error), error.exit_code)
-        return Answer(json.loads(json.dumps(found)), "", 0)
+            return WorkerResult(None, str(error), error.exit_code)
+        return WorkerResult(json.loads(json.dumps(found)), "", 0)
 
     monkeypatch.setattr(calibrate, "cpu_rates", lambda: RATES)
-    monkeypatch.setattr(runner, "run_worker", here)
+    monkeypatch.setattr(runner, "run_worker", run_here)
     return tasks
 
 
-def comparison(job: Job, rungs: list[str], out: Path, **how: Any) -> Comparison:
-    return compare(job, rungs, steps=2, device="cpu", out=out, quiet=True, **how)
+def run_comparison(job: Job, recipes: list[str], out: Path, **how: Any) -> Comparison:
+    return compare(job, recipes, steps=2, device="cpu", out=out, quiet=True, **how)
 
 
-def test_every_rung_is_foretold_and_measured(job: Job, asked: Request, tmp_path: Path) -> None:
-    found = comparison(job, ["baseline", "micro-batch:size=2 adafactor"], tmp_path / "ladder")
+def test_every_recipe_is_predicted_and_measured(job: Job, tasks: Tasks, tmp_path: Path) -> None:
+    found = run_comparison(job, ["baseline", "micro-batch:size=2 adafactor"], tmp_path / "comparison")
     assert [row.title for row in found.rows] == ["baseline", "micro-batch:size=2 adafactor"]
     for row in found.rows:
         assert row.predicted is not None
@@ -75,165 +74,170 @@ def test_every_rung_is_foretold_and_measured(job: Job, asked: Request, tmp_path:
         [measurement] = row.measurements
         assert measurement.steps == 2
         assert measurement.steps_per_epoch == 7  # 54 of the 60 reviews, in batches of 8
-        assert measurement.metrics == {}  # two steps are no training
+        assert measurement.metrics == {}  # two steps are not a full training
         assert row.seconds_per_epoch == 7 * measurement.seconds_per_step
         assert max(measurement.phases.values()) == row.peak
     assert [row.result for row in found.rows] == ["same", "close"]
-    assert load_comparison(tmp_path / "ladder" / "comparison.json") == found
-    assert not (tmp_path / "ladder" / "training").exists()
+    assert load_comparison(tmp_path / "comparison" / "comparison.json") == found
+    assert not (tmp_path / "comparison" / "training").exists()
 
 
-def test_a_rung_is_evaluated_on_its_largest_batch_only(
-    job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_short_measurement_evaluates_only_the_largest_batch(
+    job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tightfit.training.trainer import Trainer
 
-    rows, plain = [], Trainer.__init__
+    rows, original = [], Trainer.__init__
 
-    def noted(self: Any, *args: Any, **how: Any) -> None:
+    def recording(self: Any, *args: Any, **how: Any) -> None:
         rows.append((how["parts"].evaluation_rows, len(how["eval_dataset"])))
-        plain(self, *args, **how)
+        original(self, *args, **how)
 
-    monkeypatch.setattr(Trainer, "__init__", noted)
-    comparison(job.model_copy(update={"batch_size": 2}), ["micro-batch:size=1"], tmp_path / "ladder")
-    [(at_once, evaluated)] = rows
-    assert evaluated == min(at_once, 6)
+    monkeypatch.setattr(Trainer, "__init__", recording)
+    run_comparison(job.model_copy(update={"batch_size": 2}), ["micro-batch:size=1"], tmp_path / "comparison")
+    [(batch, evaluated)] = rows
+    assert evaluated == min(batch, 6)
 
 
-def test_a_full_ladder_has_scores_of_every_seed(job: Job, asked: Request, tmp_path: Path) -> None:
-    found = comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "ladder", full=True, seeds=2)
+def test_a_full_comparison_has_scores_of_every_seed(job: Job, tasks: Tasks, tmp_path: Path) -> None:
+    found = run_comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "comparison", full=True, seeds=2)
     for row in found.rows:
         assert [measurement.seed for measurement in row.measurements] == [42, 43]
         assert len(row.scores("f1")) == 2
-    # the same training, seed by seed; and the rungs took turns
+    # the same training for each seed, and the recipes alternate
     assert found.rows[0].scores("loss") == pytest.approx(found.rows[1].scores("loss"), abs=1e-4)
-    order = [(task["specs"], task["job"]["seed"]) for task in asked if "specs" in task]
+    order = [(task["specs"], task["job"]["seed"]) for task in tasks if "specs" in task]
     assert order == [([], 42), (["micro-batch:size=4"], 42), ([], 43), (["micro-batch:size=4"], 43)]
     assert "±" in comparison_as_markdown(found)
 
 
-def test_a_frozen_part_that_runs_once_is_in_the_first_epoch(job: Job, asked: Request, tmp_path: Path) -> None:
-    [row] = comparison(job, ["freeze"], tmp_path / "ladder", full=True).rows
+def test_the_first_epoch_includes_the_time_of_the_feature_cache(job: Job, tasks: Tasks, tmp_path: Path) -> None:
+    [row] = run_comparison(job, ["freeze"], tmp_path / "comparison", full=True).rows
     [measurement] = row.measurements
     assert "features" in measurement.phases
-    assert row.seconds_per_epoch == measurement.first_epoch
+    assert row.seconds_per_epoch == measurement.first_epoch_seconds
     assert row.seconds_per_epoch > measurement.seconds_per_step * measurement.steps_per_epoch
 
 
-def test_it_goes_on_where_it_was_stopped(
-    job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_comparison_continues(
+    job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, here = tmp_path / "ladder", runner.run_worker
+    out, run_here = tmp_path / "comparison", runner.run_worker
 
-    def stopped(module: str, task: dict[str, Any], *rest: Any) -> Answer:
+    def interrupted(module: str, task: dict[str, Any], *rest: Any) -> WorkerResult:
         if task.get("specs") == ["micro-batch:size=4"]:
             (Path(task["folder"])).mkdir()
             raise KeyboardInterrupt
-        return here(module, task, *rest)
+        return run_here(module, task, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run_worker", stopped)
+        patch.setattr(runner, "run_worker", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            comparison(job, ["baseline", "micro-batch:size=4"], out)
+            run_comparison(job, ["baseline", "micro-batch:size=4"], out)
     assert not (out / "training").exists()
-    before = len(asked)
-    found = comparison(job, ["baseline", "micro-batch:size=4"], out)
-    assert [task["specs"] for task in asked[before:]] == [["micro-batch:size=4"]]
+    before = len(tasks)
+    found = run_comparison(job, ["baseline", "micro-batch:size=4"], out)
+    assert [task["specs"] for task in tasks[before:]] == [["micro-batch:size=4"]]
     assert all(row.measurements for row in found.rows)
 
 
-def test_a_rung_that_dies_is_a_row_and_is_tried_again(
-    job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_killed_training_is_a_row_and_is_tried_again(
+    job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, killed = runner.run_worker, Answer(None, "ended by signal 9, perhaps for want of memory", 1)
+    run_here, killed = runner.run_worker, WorkerResult(None, "killed by signal 9, probably out of memory", 1)
     with monkeypatch.context() as patch:
         patch.setattr(
             runner,
             "run_worker",
-            lambda module, task, *rest: killed if task.get("specs") == [] else here(module, task, *rest),
+            lambda module, task, *rest: killed if task.get("specs") == [] else run_here(module, task, *rest),
         )
-        found = comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "ladder")
+        found = run_comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "comparison")
     assert "signal 9" in (found.rows[0].failed or "")
     assert found.rows[1].measurements
     assert "signal 9" in comparison_as_markdown(found)
-    again = comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "ladder")
+    again = run_comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "comparison")
     assert again.rows[0].failed is None
     assert again.rows[0].measurements
 
 
-def test_what_is_not_for_this_model_or_machine_is_a_row(
-    job: Job, asked: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_recipe_that_cannot_run_here_is_a_row_without_a_measurement(
+    job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = runner.run_worker
+    run_here = runner.run_worker
 
-    def on_a_small_machine(task: dict[str, Any], *rest: Any) -> Answer:
-        answer = here(task, *rest)
+    def on_a_small_machine(module: str, task: dict[str, Any], *rest: Any) -> WorkerResult:
+        result = run_here(module, task, *rest)
         if "recipes" in task:
-            answer.found[0]["predicted"]["fits"] = False
-        return answer
+            result.found[0]["predicted"]["fits"] = False
+        return result
 
     monkeypatch.setattr(runner, "run_worker", on_a_small_machine)
-    found = comparison(job, ["baseline", "freeze:layers=99"], tmp_path / "ladder")
-    assert (found.rows[0].failed or "").startswith("not run: it would take ")
+    found = run_comparison(job, ["baseline", "freeze:layers=99"], tmp_path / "comparison")
+    assert (found.rows[0].failed or "").startswith("not run: it needs ")
     assert "more than the 2 layers" in (found.rows[1].failed or "")
     assert not any(row.measurements for row in found.rows)
 
 
-def test_a_folder_holds_one_ladder(job: Job, asked: Request, tmp_path: Path) -> None:
-    out = tmp_path / "ladder"
-    comparison(job, ["baseline"], out)
+def test_a_folder_holds_one_comparison(job: Job, tasks: Tasks, tmp_path: Path) -> None:
+    out = tmp_path / "comparison"
+    run_comparison(job, ["baseline"], out)
     with pytest.raises(BadInput, match="another job"):
-        comparison(job.model_copy(update={"batch_size": 4}), ["baseline"], out)
+        run_comparison(job.model_copy(update={"batch_size": 4}), ["baseline"], out)
     with pytest.raises(BadInput, match="another steps"):
         compare(job, ["baseline"], steps=3, device="cpu", out=out, quiet=True)
     (out / "comparison.json").write_text("{ torn")
     with pytest.raises(BadInput, match="damaged"):
-        comparison(job, ["baseline"], out)
-    with pytest.raises(OutputError, match="holds no ladder"):
-        comparison(job, ["baseline"], tmp_path)
+        run_comparison(job, ["baseline"], out)
+    with pytest.raises(OutputError, match="holds no comparison"):
+        run_comparison(job, ["baseline"], tmp_path)
 
 
-def test_the_tutorials_rungs_each_add_one_thing(job: Job) -> None:
-    rungs = [set(recipe.specs) for recipe in find_recipes("tutorial", job, "cpu")]
-    assert len(rungs) == 6
-    assert rungs[0] == set()
-    assert all(len(rung - before) == 1 and before < rung for before, rung in itertools.pairwise(rungs))
+def test_each_tutorial_recipe_adds_one_strategy(job: Job) -> None:
+    specs = [set(recipe.specs) for recipe in find_recipes("tutorial", job, "cpu")]
+    assert len(specs) == 6
+    assert specs[0] == set()
+    assert all(len(after - before) == 1 and before < after for before, after in itertools.pairwise(specs))
     everything = find_recipes("all", job, "cpu")
-    assert [set(recipe.specs) for recipe in everything[:6]] == rungs
+    assert [set(recipe.specs) for recipe in everything[:6]] == specs
     assert everything[6:] == find_recipes("ours", job, "cpu")[1:]
     assert all(recipe.result.value != "different" for recipe in everything[6:])
 
 
 @pytest.mark.parametrize(
-    ("rungs", "said"),
-    [("mine", "no preset"), ([], "at least one"), (["slise:size=2"], "no strategy"), (["micro-batch:size=0"], "size")],
+    ("recipes", "message"),
+    [
+        ("mine", "no preset"),
+        ([], "at least one"),
+        (["micro-bach:size=2"], "no strategy"),
+        (["micro-batch:size=0"], "size"),
+    ],
 )
-def test_what_is_no_rung_is_said(job: Job, rungs: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=said):
-        compare(job, rungs, device="cpu", out=tmp_path / "ladder", quiet=True)
-    assert not (tmp_path / "ladder").exists()
+def test_invalid_recipes_are_rejected(job: Job, recipes: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message):
+        compare(job, recipes, device="cpu", out=tmp_path / "comparison", quiet=True)
+    assert not (tmp_path / "comparison").exists()
 
 
-def test_wrong_data_leaves_no_folder(job: Job, asked: Request, tmp_path: Path) -> None:
+def test_bad_data_leaves_no_folder(job: Job, tasks: Tasks, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere\.csv"):
-        comparison(job.model_copy(update={"data": "nowhere.csv"}), ["baseline"], tmp_path / "ladder")
-    assert not (tmp_path / "ladder").exists()
+        run_comparison(job.model_copy(update={"data": "nowhere.csv"}), ["baseline"], tmp_path / "comparison")
+    assert not (tmp_path / "comparison").exists()
 
 
-def test_a_process_of_its_own_says_what_is_wrong(job: Job) -> None:
+def test_the_worker_process_reports_errors(job: Job) -> None:
     task = {"job": job.model_dump() | {"data": "nowhere.csv"}, "recipes": [[]], "device": "cpu"}
     seconds: list[float] = []
-    answer = run_worker(task, seconds.append)
-    assert answer.found is None
-    assert answer.exit_code == 2
-    assert "nowhere.csv" in answer.sentence
+    result = run_worker("tightfit.cli.worker", task, seconds.append)
+    assert result.found is None
+    assert result.exit_code == 2
+    assert "nowhere.csv" in result.sentence
     assert seconds == sorted(seconds) != []
 
 
 def made_up(job: Job) -> Comparison:
-    """Figures that are easy to check."""
+    """A comparison with numbers that are easy to check."""
 
-    def row(words: str, result: str, seconds: float, **kinds: int) -> ComparisonRow:
+    def row(specs: str, result: str, seconds: float, **kinds: int) -> ComparisonRow:
         sizes = {name.replace("_", " "): size << 20 for name, size in kinds.items()}
         peak = sum(sizes.values())
         predicted = RowPrediction(
@@ -243,7 +247,7 @@ def made_up(job: Job) -> Comparison:
             seed=1, peak_bytes=peak + 5, predicted_bytes=peak, phases={}, seconds_per_step=seconds, steps=2,
             steps_per_epoch=10, metrics={}, notes=[],
         )  # fmt: skip
-        return ComparisonRow(recipe=words.split(), result=result, predicted=predicted, measurements=[measurement])
+        return ComparisonRow(recipe=specs.split(), result=result, predicted=predicted, measurements=[measurement])
 
     rows = [
         row("", "same", 2.0, process=100, weights=200, activations=700),
@@ -254,16 +258,16 @@ def made_up(job: Job) -> Comparison:
     return Comparison(job=job, device="a CPU", steps=2, rows=rows, budget_bytes=900 << 20, versions={})
 
 
-def test_a_rung_is_held_against_the_one_it_grew_from(job: Job) -> None:
+def test_savings_are_against_the_parent_row(job: Job) -> None:
     found = made_up(job)
     parents = [getattr(parent_row(found, row), "title", None) for row in found.rows]
     assert parents == [None, "baseline", "micro-batch:size=1", "baseline"]
     assert savings(found, found.rows[1]) == {"activations": 650 << 20, "gradients": -(150 << 20)}
     assert savings(found, found.rows[2]) == {}
-    assert "activations −650 MiB, gradients +150 MiB (against plain)" in comparison_as_markdown(found)
+    assert "activations −650 MiB, gradients +150 MiB (vs baseline)" in comparison_as_markdown(found)
 
 
-def test_the_picture_shows_every_byte(job: Job) -> None:
+def test_the_chart_shows_every_byte(job: Job) -> None:
     found = made_up(job)
     memory, time = comparison_chart(found, Strings.of("en")).axes
     ends = [max(bar.get_x() + bar.get_width() for bar in memory.patches if abs(_middle(bar) - place) < 0.01)
@@ -279,37 +283,46 @@ def _middle(bar: Any) -> float:
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_its_files_need_nothing_else(job: Job, tmp_path: Path, language: str) -> None:
+def test_the_report_files_are_self_contained(job: Job, tmp_path: Path, language: str) -> None:
     found = made_up(job)
     found.rows[3].failed = "<script>alert(1)</script>"
     write_comparison(found, tmp_path, language)
     page = (tmp_path / "comparison.html").read_text("utf-8")
-    assert Strings.of(language).ladder("title") in page
+    assert Strings.of(language).comparison("title") in page
     assert "<script" not in page
     assert "http:" not in page.replace("http-equiv", "")
     assert "https:" not in page
     assert page.count("<svg") == 1
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert Strings.of(language).ladder("shrank") in (tmp_path / "comparison.md").read_text("utf-8")
+    assert Strings.of(language).comparison("change") in (tmp_path / "comparison.md").read_text("utf-8")
     assert "650 MiB" in comparison_as_html(found, language)
 
 
-def test_both_languages_have_all_words() -> None:
-    assert LANGUAGES["en"].LADDER.keys() == LANGUAGES["zh"].LADDER.keys()
+def test_both_languages_have_all_strings() -> None:
+    assert LANGUAGES["en"].COMPARISON.keys() == LANGUAGES["zh"].COMPARISON.keys()
 
 
-def test_the_verb_writes_and_prints(run: Run, job: Job, asked: Request, tmp_path: Path) -> None:  # noqa: F811
-    words = ["ladder", "--model", job.model, "--data", job.data, "--batch-size", 8, "--max-length", 32, "--steps", 1]
-    words += ["--recipe", "baseline", "--recipe", "micro-batch:size=4", "--device", "cpu", "--out", tmp_path / "ladder"]
-    code, out, err = run(*words)
+def test_the_command_writes_and_prints_the_comparison(run: Run, job: Job, tasks: Tasks, tmp_path: Path) -> None:  # noqa: F811
+    command = ["compare", "--model", job.model, "--data", job.data, "--batch-size", 8, "--max-length", 32, "--steps", 1]
+    command += [
+        "--recipe",
+        "baseline",
+        "--recipe",
+        "micro-batch:size=4",
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path / "comparison",
+    ]
+    code, out, err = run(*command)
     assert code == 0
     assert "micro-batch:size=4" in out
     assert "2/2  micro-batch:size=4: peak" in err
-    assert {path.name for path in (tmp_path / "ladder").iterdir()} == {
-        f"ladder.{e}" for e in ("json", "md", "html", "png")
+    assert {path.name for path in (tmp_path / "comparison").iterdir()} == {
+        f"comparison.{e}" for e in ("json", "md", "html", "png")
     }
-    code, out, _ = run(*words, "--json")
+    code, out, _ = run(*command, "--json")
     assert code == 0
     assert [row["recipe"] for row in json.loads(out)["rows"]] == [[], ["micro-batch:size=4"]]
-    assert run(*words, "--steps", 0)[0] == 2
-    assert run(*words, "--lang", "fr")[0] == 2
+    assert run(*command, "--steps", 0)[0] == 2
+    assert run(*command, "--lang", "fr")[0] == 2

@@ -1,4 +1,4 @@
-"""Finding the text and the label."""
+"""Finding the text and label columns."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ from tightfit.errors import DataError
         (["评论", "标签"], ("评论",), "标签"),
     ],
 )
-def test_found_by_name(names: list[str], text: tuple[str, ...], label: str) -> None:
+def test_columns_are_found_by_name(names: list[str], text: tuple[str, ...], label: str) -> None:
     assert find_columns("a.csv", names, None, None) == Columns(text, label)
 
 
-def test_given_columns_win() -> None:
+def test_given_columns_take_precedence() -> None:
     assert find_columns("a.csv", ["text", "title", "label"], ("title",), "label").text == ("title",)
 
 
 @pytest.mark.parametrize(
-    ("text", "label", "says"),
+    ("text", "label", "message"),
     [
         (None, "lable", "did you mean 'label'"),
         (("revew",), None, "did you mean 'review'"),
-        (("label", "review", "id"), None, "one column or two"),
+        (("label", "review", "id"), None, "one column, or two"),
     ],
 )
-def test_wrong_names_are_corrected(text: tuple[str, ...] | None, label: str | None, says: str) -> None:
-    with pytest.raises(DataError, match=says):
+def test_unknown_columns_get_a_suggestion(text: tuple[str, ...] | None, label: str | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         find_columns("a.csv", ["id", "label", "review"], text, label)
 
 
-def test_nothing_found_lists_the_columns() -> None:
+def test_the_error_lists_the_columns() -> None:
     with pytest.raises(DataError, match="columns: a, b, c"):
         find_columns("a.csv", ["a", "b", "c"], None, None)
     with pytest.raises(DataError, match="No label column"):
         find_columns("a.csv", ["text", "b", "c"], None, None)
 
 
-def test_a_misspelt_name_is_offered() -> None:
+def test_a_misspelt_column_is_suggested() -> None:
     with pytest.raises(DataError, match="name it with --label lable,"):
         find_columns("a.csv", ["id", "lable", "text"], None, None)
     with pytest.raises(DataError, match="name it with --text revew,"):

@@ -1,4 +1,4 @@
-"""Data that is read by a process beside: the same as if it was read here."""
+"""Prefetch: data read in another process equals data read in this one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tightfit.data import dataset
 from tightfit.data.dataset import read_stats
 from tightfit.processes import usable_cpus
 
-_AS_A_PROGRAM = """
+_PREFETCH = """
 import json, multiprocessing, sys
 from dataclasses import asdict
 from tightfit.data import dataset
@@ -25,64 +25,62 @@ from tightfit.job import Job
 job = Job(model=sys.argv[1], data=sys.argv[2])
 dataset.start_prefetch(job)
 dataset.read_stats = lambda job: "read here"
-glance = dataset.prefetched_stats(job)
-print(json.dumps(glance if isinstance(glance, str) else asdict(glance)))
+stats = dataset.prefetched_stats(job)
+print(json.dumps(stats if isinstance(stats, str) else asdict(stats)))
 for process in multiprocessing.active_children():
     process.join()
 """
 
 
-def in_a_new_process(model: Path, data: Path, cache: Path) -> object:
-    words = [sys.executable, "-c", _AS_A_PROGRAM, str(model), str(data)]
-    done = subprocess.run(words, capture_output=True, check=True, env={**os.environ, "HF_DATASETS_CACHE": str(cache)})
+def run_prefetch(model: Path, data: Path, cache: Path) -> object:
+    command = [sys.executable, "-c", _PREFETCH, str(model), str(data)]
+    done = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "HF_DATASETS_CACHE": str(cache)})
     assert not done.stderr
     return json.loads(done.stdout)
 
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="needs two cores and fork")
-def test_it_is_read_in_another_process_and_nothing_is_left_there(
-    tiny_model: Path, reviews: Path, tmp_path: Path
-) -> None:
+def test_prefetch_reads_in_another_process_and_leaves_no_files(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     here = read_stats(Job(model=str(tiny_model), data=str(reviews)))
-    assert in_a_new_process(tiny_model, reviews, cache) == json.loads(json.dumps(asdict(here)))
+    assert run_prefetch(tiny_model, reviews, cache) == json.loads(json.dumps(asdict(here)))
     assert cache.is_dir()
     assert not list(cache.iterdir())
 
 
-def test_what_cannot_be_read_there_is_read_here(tiny_model: Path, tmp_path: Path) -> None:
+def test_data_is_read_here_if_the_prefetch_fails(tiny_model: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.csv"
     empty.write_text("")
-    assert in_a_new_process(tiny_model, empty, tmp_path / "cache") == "read here"
+    assert run_prefetch(tiny_model, empty, tmp_path / "cache") == "read here"
 
 
-def test_with_torch_nothing_is_begun(tiny_model: Path, reviews: Path) -> None:
+def test_no_prefetch_once_torch_is_imported(tiny_model: Path, reviews: Path) -> None:
     import torch  # noqa: F401
 
     job = Job(model=str(tiny_model), data=str(reviews))
     dataset.start_prefetch(job)
-    assert not dataset._begun
+    assert not dataset._pending
     assert dataset.prefetched_stats(job) == read_stats(job)
 
 
-_GIVEN_UP = """
+_CANCEL = """
 import sys
 from tightfit.data import dataset
 from tightfit.job import Job
 
 job = Job(model=sys.argv[1], data=sys.argv[2])
 dataset.start_prefetch(job)
-begun = dict(dataset._begun)
-dataset.stop_reading(job)
+pending = dict(dataset._pending)
+dataset.cancel_prefetch(job)
 dataset.read_stats = lambda job: "read here"
-print(len(begun), all(pipe.closed for pipe in begun.values()), dataset.prefetched_stats(job))
+print(len(pending), all(pipe.closed for pipe in pending.values()), dataset.prefetched_stats(job))
 """
 
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="needs two cores and fork")
-def test_what_nobody_asked_for_is_not_kept_for_a_later_call(tiny_model: Path, reviews: Path) -> None:
+def test_a_cancelled_prefetch_is_not_used_by_a_later_call(tiny_model: Path, reviews: Path) -> None:
     """The file may have changed by then."""
-    words = [sys.executable, "-c", _GIVEN_UP, str(tiny_model), str(reviews)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", _CANCEL, str(tiny_model), str(reviews)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split(maxsplit=2) == ["1", "True", "read here\n"]
     assert not done.stderr

@@ -1,4 +1,4 @@
-"""Reading files: formats, encodings, quotes and what is wrong with them."""
+"""Readers: formats, encodings, quoting and invalid files."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ def rows_of(path: Path, header: bool = True) -> list[tuple[int, dict[str, object
     return list(Table(path, header).rows())
 
 
-def written(path: Path, text: str, encoding: str = "utf-8") -> Path:
+def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
     path.write_bytes(text.encode(encoding))
     return path
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030", "utf-16"])
-def test_chinese_in_every_encoding(tmp_path: Path, encoding: str) -> None:
-    path = written(tmp_path / "a.csv", "label,review\n1,房间很干净\n0,服务差，不会再来\n", encoding)
+def test_chinese_text_in_every_encoding(tmp_path: Path, encoding: str) -> None:
+    path = write(tmp_path / "a.csv", "label,review\n1,房间很干净\n0,服务差，不会再来\n", encoding)
     assert detect_encoding(path) == encoding
     assert [row["review"] for _, row in rows_of(path)] == ["房间很干净", "服务差，不会再来"]
     assert Table(path).columns() == ["label", "review"]
 
 
-def test_bytes_of_no_encoding_name_the_line(tmp_path: Path) -> None:
+def test_undecodable_bytes_are_reported_with_their_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"label,review\n1,fine\n0,\xff\xff\xff\n")
     with pytest.raises(DataError, match="line 3"):
         detect_encoding(path)
 
 
-def test_a_cut_character_at_the_end_is_found(tmp_path: Path) -> None:
+def test_a_truncated_character_at_the_end_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("label,review\n1,干净".encode()[:-1])
     with pytest.raises(DataError, match="line 2"):
@@ -43,7 +43,7 @@ def test_a_cut_character_at_the_end_is_found(tmp_path: Path) -> None:
 
 
 def test_quotes_line_breaks_and_commas(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", 'label,review\n1,"a ""b"", c\nsecond line"\n0,plain\n')
+    path = write(tmp_path / "a.csv", 'label,review\n1,"a ""b"", c\nsecond line"\n0,plain\n')
     assert rows_of(path) == [
         (2, {"label": "1", "review": 'a "b", c\nsecond line'}),
         (4, {"label": "0", "review": "plain"}),
@@ -58,51 +58,51 @@ def test_quotes_line_breaks_and_commas(tmp_path: Path) -> None:
         ("label,review\n1,a,b,c\n", 2),
     ],
 )
-def test_broken_rows_name_the_line(tmp_path: Path, text: str, line: int) -> None:
+def test_malformed_rows_are_reported_with_their_line(tmp_path: Path, text: str, line: int) -> None:
     with pytest.raises(DataError, match=f"line {line}"):
-        rows_of(written(tmp_path / "a.csv", text))
+        rows_of(write(tmp_path / "a.csv", text))
 
 
 def test_semicolons_blank_lines_and_short_rows(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "label;review\n\n1;good, very\n;\n0\n")
+    path = write(tmp_path / "a.csv", "label;review\n\n1;good, very\n;\n0\n")
     assert [row for _, row in rows_of(path)] == [
         {"label": "1", "review": "good, very"},
         {"label": "0", "review": ""},
     ]
 
 
-def test_tsv_without_quoting_keeps_its_quotes(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.tsv", 'sentence\tlabel\n"good" he said\t1\n"\t0\n')
+def test_an_unquoted_tsv_keeps_its_quotes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", 'sentence\tlabel\n"good" he said\t1\n"\t0\n')
     assert [row["sentence"] for _, row in rows_of(path)] == ['"good" he said', '"']
 
 
-def test_tsv_with_quoting(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n')
+def test_a_quoted_tsv(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", 'sentence\tlabel\n"a\tb"\t1\n')
     assert rows_of(path)[0][1] == {"sentence": "a\tb", "label": "1"}
 
 
-def test_no_line_of_names(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.tsv", "nice\t1\nbad\t0\n")
+def test_a_file_without_a_header_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "nice\t1\nbad\t0\n")
     assert rows_of(path, header=False) == [(1, {"1": "nice", "2": "1"}), (2, {"1": "bad", "2": "0"})]
 
 
-def test_a_first_row_that_leaves_a_column_out(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n')
+def test_columns_that_the_first_row_omits_are_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n')
     assert Table(path).columns() == ["text", "label"]
 
 
-def test_blank_lines_before_the_names(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "\n\nlabel,review\n1,a\n")
+def test_blank_lines_before_the_header(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "\n\nlabel,review\n1,a\n")
     assert rows_of(path) == [(4, {"label": "1", "review": "a"})]
 
 
-def test_commas_do_not_cut_a_tsv(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.tsv", "good, very, very\t1\n")
+def test_commas_do_not_split_a_tsv(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "good, very, very\t1\n")
     assert rows_of(path, header=False)[0][1] == {"1": "good, very, very", "2": "1"}
 
 
 def test_a_very_long_cell(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", f"label,review\n1,{'x' * 300_000}\n")
+    path = write(tmp_path / "a.csv", f"label,review\n1,{'x' * 300_000}\n")
     assert len(str(rows_of(path)[0][1]["review"])) == 300_000
 
 
@@ -116,13 +116,13 @@ def test_a_very_long_cell(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "a", "label": 1}\n\n{"text": "b", "label": 0}\n'),
     ],
 )
-def test_json_in_its_shapes(tmp_path: Path, name: str, content: str) -> None:
-    found = [row for _, row in rows_of(written(tmp_path / name, content))]
+def test_json_layouts(tmp_path: Path, name: str, content: str) -> None:
+    found = [row for _, row in rows_of(write(tmp_path / name, content))]
     assert found == [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "a"}\n{broken\n', "line 2"),
         ("a.json", "[1, 2]", "entry 1"),
@@ -130,9 +130,9 @@ def test_json_in_its_shapes(tmp_path: Path, name: str, content: str) -> None:
         ("a.parquet", "not parquet", "Parquet"),
     ],
 )
-def test_what_is_not_json_or_parquet(tmp_path: Path, name: str, content: str, says: str) -> None:
-    with pytest.raises(DataError, match=says):
-        rows_of(written(tmp_path / name, content))
+def test_invalid_json_and_parquet(tmp_path: Path, name: str, content: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        rows_of(write(tmp_path / name, content))
 
 
 def test_parquet(tmp_path: Path) -> None:

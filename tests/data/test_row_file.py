@@ -1,4 +1,4 @@
-"""What a store gives back is what it was given: in any order, in every process, and not from memory."""
+"""Row files: rows are read back as written, in any order, from every process, and not from memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ TEXTS = ["plain", "", "两行\n一个\ttab", "emoji 👩‍👩‍👧 and 🏨"
 KINDS = {"text": str, "label": str, "line": int}
 
 
-def texts_in_a_store() -> RowFile:
+def text_rows() -> RowFile:
     rows = ({"text": text, "label": str(i % 2), "line": i + 2} for i, text in enumerate(TEXTS))
     return store_rows(rows, KINDS)
 
 
-def tokens_in_a_store(rows: int = 50) -> tuple[RowFile, list[dict[str, Any]]]:
-    chance = random.Random(0)
+def token_rows(rows: int = 50) -> tuple[RowFile, list[dict[str, Any]]]:
+    generator = random.Random(0)
     written = []
     for number in range(rows):
-        ids = [chance.randrange(2**31) for _ in range(chance.randint(0, 40))]
+        ids = [generator.randrange(2**31) for _ in range(generator.randint(0, 40))]
         written.append({"input_ids": ids, "attention_mask": [1] * len(ids), "labels": number % 3})
     return store_rows(iter(written), {"input_ids": list, "attention_mask": list, "labels": int}), written
 
 
-def test_texts_of_all_kinds_come_back() -> None:
-    rows = texts_in_a_store()
+def test_texts_are_read_back_unchanged() -> None:
+    rows = text_rows()
     assert rows["text"] == TEXTS
     assert rows["line"] == list(range(2, 10))
     assert rows[3] == {"text": TEXTS[3], "label": "1", "line": 5}
@@ -44,8 +44,8 @@ def test_texts_of_all_kinds_come_back() -> None:
         rows[8]
 
 
-def test_a_selection_of_a_selection() -> None:
-    rows = texts_in_a_store().select([7, 3, 3, 0]).select(range(1, 4)).without("label", "never there")
+def test_select_can_be_chained() -> None:
+    rows = text_rows().select([7, 3, 3, 0]).select(range(1, 4)).drop("label", "unknown")
     assert rows.column_names == ["text", "line"]
     assert [row["text"] for row in rows.__getitems__([2, 0])] == [TEXTS[0], TEXTS[3]]
     assert rows["line"] == [5, 5, 2]
@@ -53,23 +53,23 @@ def test_a_selection_of_a_selection() -> None:
     assert list(rows.select([]).batches()) == []
 
 
-def test_a_store_without_rows_has_its_columns() -> None:
+def test_an_empty_file_has_its_columns() -> None:
     rows = store_rows(iter([]), KINDS)
     assert (len(rows), rows["text"], rows["line"]) == (0, [], [])
 
 
-def test_all_rows_come_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_file, "_ROWS_AT_ONCE", 3)
-    batches = list(texts_in_a_store().batches())
+def test_batches_cover_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_file, "_BATCH_ROWS", 3)
+    batches = list(text_rows().batches())
     assert [len(batch["line"]) for batch in batches] == [3, 3, 2]
     assert [text for batch in batches for text in batch["text"]] == TEXTS
 
 
-@pytest.mark.parametrize("apart", [0, 1 << 20], ids=["cell by cell", "together"])
-def test_batches_of_tokens(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As lists of Python's own numbers, which is what collators pad."""
-    monkeypatch.setattr(row_file, "_READ_GAP", apart)
-    rows, written = tokens_in_a_store()
+@pytest.mark.parametrize("gap", [0, 1 << 20], ids=["cell by cell", "in one read"])
+def test_batches_of_token_lists(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As lists of Python ints, which is what collators pad."""
+    monkeypatch.setattr(row_file, "_READ_GAP", gap)
+    rows, written = token_rows()
     chosen = random.Random(1).sample(range(50), 20)
     batch = rows.__getitems__(chosen)
     assert batch == [written[row] for row in chosen]
@@ -77,7 +77,7 @@ def test_batches_of_tokens(apart: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {type(number) for row in batch for number in (*row["input_ids"], row["labels"])} == {int}
 
 
-def test_the_loader_gets_them_as_torch_asks(tiny_model: Path) -> None:
+def test_the_data_loader_reads_whole_batches(tiny_model: Path) -> None:
     from torch.utils.data import DataLoader
     from transformers import DataCollatorWithPadding
 
@@ -87,15 +87,15 @@ def test_the_loader_gets_them_as_torch_asks(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     texts = ["the room was clean", "loud", "very kind staff"]
     tokens = encode(store_rows(({"text": text} for text in texts), {"text": str}), tokenizer, 5)
-    assert (tokens.lengths, tokens.cut, tokens.lost) == ([5, 3, 5], 1, 1)
+    assert (tokens.lengths, tokens.truncated, tokens.truncated_tokens) == ([5, 3, 5], 1, 1)
     [batch] = DataLoader(tokens.longest_first().dataset, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))
     expected = tokenizer([texts[0], texts[2], texts[1]], truncation=True, max_length=5, padding=True)
     assert {name: value.tolist() for name, value in batch.items()} == dict(expected)
 
 
-def test_the_file_has_no_name_and_lies_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_anonymous_and_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    rows = texts_in_a_store()
+    rows = text_rows()
     assert list((tmp_path / "cache").iterdir()) == []
     if sys.platform == "linux":
         file = Path(f"/proc/self/fd/{rows._columns['text'].file.fileno()}").readlink()
@@ -111,57 +111,57 @@ def test_the_file_has_no_name_and_lies_in_the_cache(tmp_path: Path, monkeypatch:
         ({"HOME": "{}"}, ".cache/huggingface/datasets"),
     ],
 )
-def test_the_cache_is_where_the_hub_has_its_own(
+def test_the_cache_folder_is_that_of_the_datasets_library(
     given: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HF_DATASETS_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value.format(tmp_path))
-    texts_in_a_store()
+    text_rows()
     assert (tmp_path / expected).is_dir()
 
 
-def test_a_cache_that_cannot_be_written_to_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_folder_is_not_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "file" / "cache"))
-    assert texts_in_a_store()["text"] == TEXTS
+    assert text_rows()["text"] == TEXTS
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("wb", buffering=0) as full:
-        monkeypatch.setattr(row_file, "_file_without_name", lambda: full)
+        monkeypatch.setattr(row_file, "_anonymous_file", lambda: full)
         with pytest.raises(OSError, match="No space left"):
-            texts_in_a_store()
+            text_rows()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_forked_processes_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_file, "_READ_GAP", 0)  # many small reads, so that they meet
-    rows, written = tokens_in_a_store()
+def test_forked_processes_can_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_file, "_READ_GAP", 0)  # many small reads, so that they overlap
+    rows, written = token_rows()
     child = os.fork()
-    chance = random.Random(child)
-    same = all(rows[row] == written[row] for row in (chance.randrange(50) for _ in range(3000)))
+    generator = random.Random(child)
+    equal = all(rows[row] == written[row] for row in (generator.randrange(50) for _ in range(3000)))
     if child == 0:
-        os._exit(0 if same else 1)
-    assert same
+        os._exit(0 if equal else 1)
+    assert equal
     assert os.waitpid(child, 0)[1] == 0
 
 
-_WITHOUT = """
+_SCRIPT = """
 import sys
 if {blocked}:
-    sys.modules.update(dict.fromkeys(("datasets", "pandas", "pyarrow")))  # an import of one fails
+    sys.modules.update(dict.fromkeys(("datasets", "pandas", "pyarrow")))  # importing one fails
 
-from tightfit.data.reading import glance_at, read_data
+from tightfit.data.dataset import read_data, read_stats
 from tightfit.data.tokens import encode
 from tightfit.job import Job
 from tightfit.models import load_tokenizer
 
 job = Job(model=sys.argv[1], data=sys.argv[2], batch_size=8, max_length=32, max_steps=2)
-glance, data = glance_at(job), read_data(job)
-assert encode(data.split.train, load_tokenizer(job.model), 32, data.labels).lengths == glance.train
+stats, data = read_stats(job), read_data(job)
+assert encode(data.split.train, load_tokenizer(job.model), 32, data.labels).lengths == stats.train_lengths
 if {blocked}:
     from tightfit import evaluate, predict, train
 
@@ -172,10 +172,10 @@ print([name for name in ("datasets", "pandas", "pyarrow") if sys.modules.get(nam
 """
 
 
-@pytest.mark.parametrize("blocked", [False, True], ids=["reading", "a whole training"])
-def test_a_csv_needs_no_library_of_data_sets(tiny_model: Path, tmp_path: Path, blocked: bool) -> None:
-    """They would take 88 MiB of every training."""
-    data, script = write_reviews(tmp_path / "a.csv"), _WITHOUT.format(blocked=blocked)
-    words = [sys.executable, "-c", script, str(tiny_model), str(data), str(tmp_path / "run")]
-    done = subprocess.run(words, capture_output=True, text=True)
+@pytest.mark.parametrize("blocked", [False, True], ids=["reading", "training"])
+def test_a_csv_does_not_need_the_datasets_library(tiny_model: Path, tmp_path: Path, blocked: bool) -> None:
+    """It would take 88 MiB of every training."""
+    data, script = write_reviews(tmp_path / "a.csv"), _SCRIPT.format(blocked=blocked)
+    command = [sys.executable, "-c", script, str(tiny_model), str(data), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -1,4 +1,4 @@
-"""The sliced step against a plain PyTorch loop, for every head."""
+"""The step in micro-batches against a plain PyTorch step, for every head."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ def no_meter(name: str) -> Iterator[None]:
     yield
 
 
-def sliced(model: Any, batch: dict[str, torch.Tensor], rows: int) -> tuple[float, torch.Tensor]:
+def in_micro_batches(model: Any, batch: dict[str, torch.Tensor], rows: int) -> tuple[float, torch.Tensor]:
     loss = run_micro_batches(model, weighted_micro_batches(model, batch, rows), torch.Tensor.backward, no_meter)
     return float(loss), gradients(model)
 
 
-def plain(model: Any, batch: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
+def whole_batch(model: Any, batch: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
     loss = model(**batch).loss
     loss.backward()
     return float(loss.detach()), gradients(model)
 
 
 @pytest.mark.parametrize(("architecture", "head"), ALL_HEADS)
-@pytest.mark.parametrize(("batch_rows", "micro_batch_size"), [(8, 1), (8, 3), (5, 2), (1, 4)])
-def test_slices_equal_the_whole_batch(architecture: str, head: str, batch_rows: int, micro_batch_size: int) -> None:
+@pytest.mark.parametrize(("batch_rows", "rows"), [(8, 1), (8, 3), (5, 2), (1, 4)])
+def test_micro_batches_equal_the_whole_batch(architecture: str, head: str, batch_rows: int, rows: int) -> None:
     model = build(architecture, head)
     batch = make_batch(batch_rows, head)
-    loss, expected = plain(model, batch)
-    sliced_loss, found = sliced(model, batch, micro_batch_size)
-    assert sliced_loss == pytest.approx(loss, rel=TOLERANCE)
+    loss, expected = whole_batch(model, batch)
+    accumulated_loss, found = in_micro_batches(model, batch, rows)
+    assert accumulated_loss == pytest.approx(loss, rel=TOLERANCE)
     assert (found - expected).norm() <= TOLERANCE * expected.norm()
 
 
-def test_a_slice_without_labels_teaches_nothing_and_breaks_nothing() -> None:
+def test_a_micro_batch_without_labels_is_skipped() -> None:
     model, batch = build("Bert", "token"), make_batch(6, "token")
     batch["labels"][2:] = -100
-    loss, expected = plain(model, batch)
-    sliced_loss, found = sliced(model, batch, 1)
-    assert sliced_loss == pytest.approx(loss, rel=TOLERANCE)
+    loss, expected = whole_batch(model, batch)
+    accumulated_loss, found = in_micro_batches(model, batch, 1)
+    assert accumulated_loss == pytest.approx(loss, rel=TOLERANCE)
     assert (found - expected).norm() <= TOLERANCE * expected.norm()
 
 
@@ -69,21 +69,21 @@ def test_a_batch_without_labels_has_loss_zero() -> None:
 
 
 @pytest.mark.parametrize("labels", [torch.rand(7), torch.rand(7, 3)])
-def test_float_labels_weigh_by_row(labels: torch.Tensor) -> None:
+def test_float_labels_are_weighted_by_row(labels: torch.Tensor) -> None:
     model, batch = build("Bert"), make_batch(7)
     model.config.problem_type = "regression" if labels.dim() == 1 else "multi_label_classification"
     if labels.dim() == 1:
         model.num_labels = model.config.num_labels = 1
         model.classifier = torch.nn.Linear(32, 1)
     batch["labels"] = labels
-    loss, expected = plain(model, batch)
-    sliced_loss, found = sliced(model, batch, 2)
-    assert sliced_loss == pytest.approx(loss, rel=TOLERANCE)
+    loss, expected = whole_batch(model, batch)
+    accumulated_loss, found = in_micro_batches(model, batch, 2)
+    assert accumulated_loss == pytest.approx(loss, rel=TOLERANCE)
     assert (found - expected).norm() <= TOLERANCE * expected.norm()
 
 
 def test_gradient_accumulation_of_transformers_is_still_wrong(tmp_path: Any) -> None:
-    """The fact this file exists for: 4 x 4 accumulated gives 4 times the gradient of 16 at once."""
+    """Why the step has its own accumulation: 4 micro-batches of 4 give 4 times the gradient of one batch of 16."""
     import transformers
 
     def gradient(rows: int, accumulated: int) -> torch.Tensor:
@@ -103,11 +103,11 @@ def test_gradient_accumulation_of_transformers_is_still_wrong(tmp_path: Any) -> 
             train_sampling_strategy="sequential",
         )
 
-        class Look(transformers.TrainerCallback):
+        class RecordGradients(transformers.TrainerCallback):
             def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
                 seen.append(torch.cat([p.grad.flatten() for p in model.parameters()]).clone())
 
-        transformers.Trainer(model, arguments, train_dataset=rows_of_batch, callbacks=[Look()]).train()
+        transformers.Trainer(model, arguments, train_dataset=rows_of_batch, callbacks=[RecordGradients()]).train()
         return seen[0]
 
     assert float(gradient(4, 4).norm() / gradient(16, 1).norm()) == pytest.approx(4.0, rel=1e-3)

@@ -1,4 +1,4 @@
-"""What every recipe takes on small models: bytes by phase and kind, and operations by kind. The process is left out."""
+"""Memory and op counts of every recipe on small models: bytes by phase and kind, ops by kind; no process size."""
 
 from __future__ import annotations
 
@@ -96,24 +96,24 @@ def _values(simulated: Simulation, recipe: str) -> dict[str, Any]:
         estimate, (traced, _) = simulated.estimate(parsed), simulated.traced(parsed)
     except RecipeError:
         return {"rejected": True}
-    done = traced.training
+    training = traced.training
     return {
         "phases": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in estimate.phases.items()},
         "host": estimate.host,
         "parameters": [estimate.parameters, estimate.trainable_parameters],
-        "operations": _totals(done.work),
-        "optimizer operations": _totals(done.steps),
+        "operations": _totals(training.op_counts),
+        "optimizer operations": _totals(training.optimizer_op_counts),
     }
 
 
 def _totals(parts: tuple[tuple[int, OpCounts], ...]) -> dict[str, list[float]]:
-    """Amount and calls of each kind of operation, summed over all sections."""
+    """Cost and calls of each op kind, summed over all sections."""
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for weight, work in parts:
-        for sort, amount, calls in zip(work.sorts, work.amounts, work.calls, strict=True):
-            totals[sort][0] += weight * amount
-            totals[sort][1] += weight * calls
-    return {sort: totals[sort] for sort in sorted(totals)}
+    for weight, counts in parts:
+        for kind, amount, calls in zip(counts.kinds, counts.costs, counts.calls, strict=True):
+            totals[kind][0] += weight * amount
+            totals[kind][1] += weight * calls
+    return {kind: totals[kind] for kind in sorted(totals)}
 
 
 def cases() -> Iterator[tuple[str, str]]:

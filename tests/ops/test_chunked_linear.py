@@ -1,4 +1,4 @@
-"""Gradients of pieces added up where they are: the same sum, in one room."""
+"""Weight gradients of chunks accumulated in place: the same sum, one allocation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tightfit.ops.chunked_linear import accumulate_in_place
 
-PIECES = 3
+CHUNKS = 3
 
 
 class Block(torch.nn.Module):
@@ -24,19 +24,19 @@ class Block(torch.nn.Module):
         return states
 
 
-def gradients(block: Block, *, summed: bool) -> list[torch.Tensor]:
+def gradients(block: Block, *, in_place: bool) -> list[torch.Tensor]:
     block.zero_grad()
-    linears = accumulate_in_place([block]) if summed else []
-    assert len(linears) == int(summed)
+    linears = accumulate_in_place([block]) if in_place else []
+    assert len(linears) == int(in_place)
     for linear in linears:
-        linear.begin(PIECES)
-    states = (torch.arange(PIECES * 24.0).view(PIECES, 4, 6) / 10).requires_grad_()
+        linear.start_batch(CHUNKS)
+    states = (torch.arange(CHUNKS * 24.0).view(CHUNKS, 4, 6) / 10).requires_grad_()
     torch.cat([block(chunk.unsqueeze(0)) for chunk in states]).square().sum().backward()
     return [p.grad.clone() for p in block.parameters() if p.grad is not None]
 
 
-class Products(TorchDispatchMode):
-    """How often new memory of a weight's shape is made by a product."""
+class CountProducts(TorchDispatchMode):
+    """Counts the matrix products that allocate memory of a weight's shape."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -49,32 +49,32 @@ class Products(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("calls", [1, 2], ids=["once", "twice in a piece"])
-def test_the_sum_is_that_of_autograd(calls: int) -> None:
+@pytest.mark.parametrize("calls", [1, 2], ids=["once", "twice in a chunk"])
+def test_the_sum_equals_that_of_autograd(calls: int) -> None:
     block = Block(calls)
-    expected = gradients(block, summed=False)
-    for _ in range(2):  # the second batch begins anew
-        for found, wanted in zip(gradients(block, summed=True), expected, strict=True):
+    expected = gradients(block, in_place=False)
+    for _ in range(2):  # the second batch starts a new sum
+        for found, wanted in zip(gradients(block, in_place=True), expected, strict=True):
             assert torch.allclose(found, wanted, rtol=1e-5)
         block.linear.__dict__.pop("forward")
 
 
-@pytest.mark.parametrize(("calls", "made"), [(1, 1), (2, 2 * PIECES)], ids=["once", "twice in a piece"])
-def test_room_is_made_once(calls: int, made: int) -> None:
-    """A weight that a piece meets twice is left to autograd."""
-    with Products((6, 6)) as products:
-        gradients(Block(calls), summed=True)
+@pytest.mark.parametrize(("calls", "made"), [(1, 1), (2, 2 * CHUNKS)], ids=["once", "twice in a chunk"])
+def test_memory_for_the_sum_is_allocated_once(calls: int, made: int) -> None:
+    """A weight that a chunk uses twice is left to autograd."""
+    with CountProducts((6, 6)) as products:
+        gradients(Block(calls), in_place=True)
     assert products.made == made
 
 
-def test_what_another_has_changed_is_left_alone() -> None:
+def test_a_linear_layer_with_a_replaced_forward_is_left_alone() -> None:
     block = Block()
     block.linear.forward = lambda states: 2 * states  # type: ignore[method-assign]
     assert not accumulate_in_place([block])
 
 
-def test_frozen_weights_have_no_sum() -> None:
+def test_frozen_weights_get_no_gradient() -> None:
     block = Block()
     block.linear.weight.requires_grad_(False)
-    (bias,) = gradients(block, summed=True)
+    (bias,) = gradients(block, in_place=True)
     assert bias.shape == (6,)

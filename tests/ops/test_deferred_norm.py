@@ -1,4 +1,4 @@
-"""A norm that ends a layer is the next one's to do: fewer products in a second run, the same gradients."""
+"""A layer's last norm is deferred to the next layer: fewer products in the recomputation, the same gradients."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import OPTConfig, OPTForSequenceClassification
 
-from tightfit.ops.chunked_linear import DeferredNorm, Handed, Missed, find_last_norm
+from tightfit.ops.chunked_linear import DeferredNorm, NormNotLast, PendingNorm, find_last_norm
 
-LAYERS, PIECES = 3, 4
+LAYERS, CHUNKS = 3, 4
 
 
 class LastProducts(TorchDispatchMode):
-    """Counts the products that a layer of BERT ends with: from its inner width to its outer."""
+    """Counts the last product of each BERT layer: from its intermediate size to its hidden size."""
 
     made = 0
 
@@ -28,24 +28,25 @@ class LastProducts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("chance", [{}, DROPOUT], ids=["without dropout", "with dropout"])
-def test_a_second_run_ends_before_the_last_product(chance: dict[str, float]) -> None:
-    parts = parts_of("tiled-attention", "chunked-layers:size=2", model=build("Bert", layers=LAYERS, **chance))
+@pytest.mark.parametrize("dropout", [{}, DROPOUT], ids=["without dropout", "with dropout"])
+def test_recomputation_stops_before_the_last_product(dropout: dict[str, float]) -> None:
+    parts = parts_of("tiled-attention", "chunked-layers:size=2", model=build("Bert", layers=LAYERS, **dropout))
     batch = {**batch_of(parts, 0), "attention_mask": torch.ones_like(batch_of(parts, 0)["attention_mask"])}
     with LastProducts() as products:
         parts.model(**batch).loss.backward()
-    assert products.made == (LAYERS + 1) * PIECES  # once each, and again only in the last layer, which keeps its norm
+    assert products.made == (LAYERS + 1) * CHUNKS  # recomputed only in the last layer, which keeps its norm
 
 
-def test_evaluation_is_the_plain_one() -> None:
-    parts, plain = parts_of("chunked-layers:size=2", model=build("Bert", layers=LAYERS)), build("Bert", layers=LAYERS)
+def test_evaluation_equals_that_of_an_unchanged_model() -> None:
+    parts = parts_of("chunked-layers:size=2", model=build("Bert", layers=LAYERS))
+    baseline = build("Bert", layers=LAYERS)
     batch = batch_of(parts, 0)
-    parts.model(**batch).loss.backward()  # and what a training has learnt of the norms does not show
-    assert torch.equal(parts.model.eval()(**batch).logits, plain.eval()(**batch).logits)
+    parts.model(**batch).loss.backward()  # defers the norms
+    assert torch.equal(parts.model.eval()(**batch).logits, baseline.eval()(**batch).logits)
 
 
-def test_a_norm_in_the_middle_of_a_layer_stays_there() -> None:
-    """OPT names last what it does before its inner layers."""
+def test_a_norm_in_the_middle_of_a_layer_is_not_deferred() -> None:
+    """OPT registers last a norm that it applies before its feed-forward layers."""
 
     def opt() -> OPTForSequenceClassification:
         torch.manual_seed(0)
@@ -54,18 +55,18 @@ def test_a_norm_in_the_middle_of_a_layer_stays_there() -> None:
             OPTConfig(vocab_size=99, num_hidden_layers=LAYERS, use_cache=False, **sizes)
         ).train()
 
-    plain, parts = opt(), parts_of("chunked-layers:size=2", model=opt())
+    baseline, parts = opt(), parts_of("chunked-layers:size=2", model=opt())
     batch = batch_of(parts, 0)
-    for model in (plain, parts.model):
+    for model in (baseline, parts.model):
         model.config.pad_token_id = 0
         model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=batch["labels"] % 2)[
             0
         ].backward()
-    expected = gradients(plain)
+    expected = gradients(baseline)
     assert (gradients(parts.model) - expected).norm() <= 1e-5 * expected.norm()
     found = [norm for norm in map(last_norm_of, parts.model.model.decoder.layers[:-1]) if norm]
     assert found
-    assert not any(norm.is_left for norm in found)
+    assert not any(norm.deferred for norm in found)
 
 
 def last_norm_of(layer: nn.Module) -> DeferredNorm | None:
@@ -81,46 +82,46 @@ class Layer(nn.Module):
             self.add_module(name, nn.LayerNorm(4) if name == "norm" else nn.Linear(4, 4))
 
 
-def test_only_what_comes_last_is_looked_at() -> None:
+def test_only_a_last_norm_is_found() -> None:
     assert find_last_norm(Layer(norm_comes_last=False)) is None
     layer = Layer(norm_comes_last=True)
     assert find_last_norm(layer) is not None
-    assert find_last_norm(layer) is None  # somebody has changed it already
+    assert find_last_norm(layer) is None  # its forward is already replaced
 
 
-def test_a_norm_that_was_passed_by_is_made_up_for_or_missed() -> None:
+def test_a_norm_skipped_by_mistake_is_applied_late_or_raises() -> None:
     states = torch.randn(2, 4)
     norm = find_last_norm(Layer(norm_comes_last=True))
     assert norm is not None
-    made_up, rest = norm.look((norm(states), "rest"))
-    assert torch.equal(made_up, norm.forward(states))
+    applied, rest = norm.check_output((norm(states), "rest"))
+    assert torch.equal(applied, norm.forward(states))
     assert rest == "rest"
-    assert not norm.is_left
+    assert not norm.deferred
     other = find_last_norm(Layer(norm_comes_last=True))
     assert other is not None
-    with pytest.raises(Missed):
-        other.look(other(states) + 1)
+    with pytest.raises(NormNotLast):
+        other.check_output(other(states) + 1)
 
 
-def test_states_that_somebody_changed_on_the_way_are_refused() -> None:
-    norm, handed, states = find_last_norm(Layer(norm_comes_last=True)), Handed(), torch.randn(2, 4)
+def test_hidden_states_changed_between_layers_are_rejected() -> None:
+    norm, pending, states = find_last_norm(Layer(norm_comes_last=True)), PendingNorm(), torch.randn(2, 4)
     assert norm is not None
-    norm.look(norm(states))
-    handed.on(states, norm)
-    assert handed.to_next(states) is norm
-    assert handed.to_next(states) is None
-    handed.on(states, norm)
-    with pytest.raises(ValueError, match="between layers"):
-        handed.to_next(states + 1)
+    norm.check_output(norm(states))
+    pending.put(states, norm)
+    assert pending.take(states) is norm
+    assert pending.take(states) is None
+    pending.put(states, norm)
+    with pytest.raises(ValueError, match="changes the hidden states between its layers"):
+        pending.take(states + 1)
 
 
-def test_a_batch_that_failed_on_its_way_leaves_nothing_to_the_next() -> None:
-    """As when memory runs out in a layer and the batch is done again."""
+def test_a_failed_batch_leaves_no_pending_norm() -> None:
+    """As when memory runs out in a layer and the batch is run again."""
     parts = parts_of("chunked-layers:size=2", model=build("Bert", layers=LAYERS))
     batch, second = batch_of(parts, 0), parts.model.bert.encoder.layer[1]
     expected = parts.model(**batch).loss
-    working, second.attention.forward = second.attention.forward, None
+    original, second.attention.forward = second.attention.forward, None
     with pytest.raises(TypeError):
         parts.model(**batch)
-    second.attention.forward = working
+    second.attention.forward = original
     assert torch.equal(parts.model(**batch).loss, expected)

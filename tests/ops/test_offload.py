@@ -1,4 +1,4 @@
-"""What waits in host memory comes back as it was, once for all who ask."""
+"""Offloaded tensors come back unchanged, and the same memory is copied once."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.recipe import Recipe
 
 
-def gradients_of(architecture: str, *words: str) -> torch.Tensor:
+def gradients_of(architecture: str, *specs: str) -> torch.Tensor:
     torch.manual_seed(3)
-    parts = parts_of(*words, model=build(architecture, **(DROPOUT if architecture == "Bert" else {})))
-    slices = weighted_micro_batches(
-        parts.model, batch_of(parts, seed=1), parts.slices, sort=parts.layer_rows is not None
-    )
+    parts = parts_of(*specs, model=build(architecture, **(DROPOUT if architecture == "Bert" else {})))
+    batch = batch_of(parts, seed=1)
+    weighted = weighted_micro_batches(parts.model, batch, parts.row_limits, sort=parts.layer_rows is not None)
     torch.manual_seed(4)
-    run_micro_batches(parts.model.train(), slices, torch.Tensor.backward, lambda _: contextlib.nullcontext())
+    run_micro_batches(parts.model.train(), weighted, torch.Tensor.backward, lambda _: contextlib.nullcontext())
     return gradients(parts.model)
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("others", ["", "gradient-checkpointing", "chunked-layers:size=2", "micro-batch:size=3 lora"])
-def test_gradients_are_the_same_to_the_bit(architecture: str, others: str) -> None:
-    without, with_it = (
+def test_gradients_are_bit_identical(architecture: str, others: str) -> None:
+    without, offloaded = (
         gradients_of(architecture, *others.split(), *more) for more in ([], ["offload-activations:smallest=0"])
     )
-    assert torch.equal(without, with_it)
+    assert torch.equal(without, offloaded)
 
 
-def test_the_same_memory_goes_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_memory_is_copied_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     to_host = offload.to_host
     monkeypatch.setattr(offload, "to_host", lambda tensor: sent.append(tensor.numel()) or to_host(tensor))
@@ -55,12 +54,12 @@ def test_the_same_memory_goes_to_the_host_once(monkeypatch: pytest.MonkeyPatch) 
     model = Model()
     offload.offload_saved_tensors(model, 0)
     out = model(x)
-    assert sorted(sent) == [160, 160]  # x, for both layers; and what exp() made; no weight
+    assert sorted(sent) == [160, 160]  # x, once for both layers, and the output of exp(); no weight
     out.sum().backward()
     assert x.grad is not None
 
 
-def test_what_was_written_to_between_goes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_written_to_in_between_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(64, requires_grad=True), torch.ones(64)
 
     class Model(torch.nn.Module):
@@ -76,9 +75,9 @@ def test_what_was_written_to_between_goes_again(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(x.grad, torch.full((64,), 4.0))
 
 
-def test_a_cpu_has_nothing_to_gain() -> None:
+def test_activations_are_not_offloaded_on_a_cpu() -> None:
     parts = parts_of()
     assert parts.device == CPU
-    with pytest.raises(RecipeError, match=r"there is no second memory to move things to\. Leave it out\.$"):
+    with pytest.raises(RecipeError, match=r"only a GPU has memory separate from host memory\. Leave it out\.$"):
         OffloadActivations().apply(parts)
     assert Recipe.parse(["offload-activations"]).result.value == "same"

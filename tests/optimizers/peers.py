@@ -1,4 +1,4 @@
-"""The same parameters and gradients for an optimizer and its peer."""
+"""The same parameters and gradients for an optimizer and its reference implementation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-WorstShapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[tuple[int, ...], ...]
 
 
-def parameters(shapes: WorstShapes) -> list[torch.nn.Parameter]:
+def parameters(shapes: Shapes) -> list[torch.nn.Parameter]:
     torch.manual_seed(0)
     return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
 
@@ -24,27 +24,27 @@ def set_gradients(
             parameter.grad = gradient.clone()
 
 
-def torn_as_whole(
+def check_state_round_trip(
     build: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-    shapes: WorstShapes,
+    shapes: Shapes,
     draw: Callable[[torch.Size], torch.Tensor] = torch.randn,
 ) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
-    """Steps whose state is saved and loaded each time move to the same bits; gives the optimizer and a parameter."""
-    whole, torn = parameters(shapes), parameters(shapes)
-    first, second = build(whole), build(torn)
+    """Saving and loading the state after each step changes nothing; returns the optimizer and a parameter."""
+    expected, reloaded = parameters(shapes), parameters(shapes)
+    first, second = build(expected), build(reloaded)
     for step in range(4):
-        set_gradients(step, whole, torn, draw=draw)
+        set_gradients(step, expected, reloaded, draw=draw)
         first.step()
         second.step()
-        state, second = second.state_dict(), build(torn)
+        state, second = second.state_dict(), build(reloaded)
         second.load_state_dict(state)
-    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))
-    return second, torn[0]
+    assert all(torch.equal(a, b) for a, b in zip(expected, reloaded, strict=True))
+    return second, reloaded[0]
 
 
-def check_gradients_are_left(
+def check_gradients_unchanged(
     build: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-    shapes: WorstShapes,
+    shapes: Shapes,
     draw: Callable[[torch.Size], torch.Tensor] = torch.randn,
 ) -> None:
     mine = parameters(shapes)

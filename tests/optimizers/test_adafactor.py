@@ -1,4 +1,4 @@
-"""Adafactor in pieces against transformers' own."""
+"""Tiled Adafactor against that of transformers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizers.peers import check_gradients_are_left, parameters, set_gradients, torn_as_whole
+from optimizers.peers import check_gradients_unchanged, check_state_round_trip, parameters, set_gradients
 from transformers.optimization import Adafactor as TheirAdafactor
 
 import tightfit.optimizers.adafactor as ours
@@ -20,9 +20,9 @@ def draw(shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape) * 10 ** torch.randn(()) * (torch.rand(shape) > 0.1)
 
 
-@pytest.mark.parametrize("chunk", [1, 100, 1 << 19])
-def test_parameters_move_as_with_transformers(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ours._PIECE, "cpu", chunk)
+@pytest.mark.parametrize("tile", [1, 100, 1 << 19])
+def test_updates_equal_those_of_transformers(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ours._TILE, "cpu", tile)
     mine, their = parameters(SHAPES), parameters(SHAPES)
     groups: Any = [{"params": mine, "weight_decay": DECAY}]
     optimizer = Adafactor(groups, lr=0.01)
@@ -36,10 +36,10 @@ def test_parameters_move_as_with_transformers(chunk: int, monkeypatch: pytest.Mo
         assert (one - other).norm() <= 1e-5 * (one - start).norm()
 
 
-def test_it_keeps_rows_and_columns_and_its_state_goes_on() -> None:
-    optimizer, parameter = torn_as_whole(lambda given: Adafactor(given, lr=0.01), SHAPES, draw)
+def test_state_is_per_row_and_column_and_can_be_saved_and_loaded() -> None:
+    optimizer, parameter = check_state_round_trip(lambda params: Adafactor(params, lr=0.01), SHAPES, draw)
     assert sum(v.numel() for v in optimizer.state[parameter].values() if torch.is_tensor(v)) == 64 + 32
 
 
-def test_gradients_are_left_as_they_are() -> None:
-    check_gradients_are_left(lambda given: Adafactor(given, lr=0.01), SHAPES, draw)
+def test_gradients_are_not_changed() -> None:
+    check_gradients_unchanged(lambda params: Adafactor(params, lr=0.01), SHAPES, draw)

@@ -1,4 +1,4 @@
-"""AdamW with 16-bit moments against torch's own."""
+"""AdamW with 16-bit moments against torch.optim.AdamW."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def draw(shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape) * 0.1
 
 
-def test_parameters_move_nearly_as_with_torch() -> None:
+def test_updates_are_close_to_those_of_torch() -> None:
     mine, their, before = parameters(SHAPES), parameters(SHAPES), parameters(SHAPES)
     groups: Any = [{"params": mine, "weight_decay": 0.1}]
     optimizer, peer = AdamW16(groups, lr=1e-3), torch.optim.AdamW(their, lr=1e-3, weight_decay=0.1)
@@ -30,8 +30,8 @@ def test_parameters_move_nearly_as_with_torch() -> None:
         assert not torch.equal(one, other)
 
 
-def test_the_second_moment_follows_a_change_that_bf16_cannot_write() -> None:
-    """A gradient that becomes ten times smaller: rounded to the nearest, the moment would stay where it was."""
+def test_the_second_moment_follows_changes_below_the_precision_of_bf16() -> None:
+    """A gradient that becomes ten times smaller: rounded to nearest, the moment would never change."""
     parameter = torch.nn.Parameter(torch.zeros(4096))
     optimizer, exact = AdamW16([parameter], lr=0.0), torch.zeros(())
     for step in range(2000):
@@ -44,23 +44,23 @@ def test_the_second_moment_follows_a_change_that_bf16_cannot_write() -> None:
     assert optimizer.state[parameter]["exp_avg_sq"].dtype is torch.bfloat16
 
 
-def test_rounding_by_chance_is_right_in_the_mean() -> None:
-    value = 1.0 + 1 / 1024  # an eighth of the way to the next number of bf16
+def test_stochastic_rounding_is_unbiased() -> None:
+    value = 1.0 + 1 / 1024  # an eighth of the way to the next bf16 value
     rounded = stochastic_round_bf16(torch.full((200_000,), value), RandomBits(3))
     assert set(rounded.tolist()) == {1.0, 1.0078125}
     assert abs(float(rounded.mean()) - value) < 1e-4
 
 
-def test_its_state_goes_on() -> None:
-    whole, torn = parameters(SHAPES), parameters(SHAPES)
-    first, second = AdamW16(whole, lr=0.01), AdamW16(torn, lr=0.01)
+def test_state_can_be_saved_and_loaded() -> None:
+    expected, reloaded = parameters(SHAPES), parameters(SHAPES)
+    first, second = AdamW16(expected, lr=0.01), AdamW16(reloaded, lr=0.01)
     for step in range(4):
-        set_gradients(step, whole, torn, draw=draw)
+        set_gradients(step, expected, reloaded, draw=draw)
         torch.manual_seed(step)
         first.step()
         torch.manual_seed(step)
         second.step()
-        state, second = second.state_dict(), AdamW16(torn, lr=0.01)
+        state, second = second.state_dict(), AdamW16(reloaded, lr=0.01)
         second.load_state_dict(state)
-        assert second.state[torn[0]]["exp_avg_sq"].dtype is torch.bfloat16
-    assert all(torch.equal(a, b) for a, b in zip(whole, torn, strict=True))
+        assert second.state[reloaded[0]]["exp_avg_sq"].dtype is torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(expected, reloaded, strict=True))

@@ -1,4 +1,4 @@
-"""An optimizer in host memory against the same one beside the weights."""
+"""An optimizer in host memory against the same one on the device of the weights."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def build(name: str) -> Any:
     return parse_strategy(name).build  # type: ignore[attr-defined]
 
 
-def groups(own: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
-    return [{"params": own[:1], "weight_decay": 0.1}, {"params": own[1:], "weight_decay": 0.0}]
+def groups(params: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
+    return [{"params": params[:1], "weight_decay": 0.1}, {"params": params[1:], "weight_decay": 0.0}]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw-16bit", "adamw-8bit", "adafactor"])
-def test_parameters_move_as_without_it_and_either_goes_on_from_the_other(name: str) -> None:
+def test_updates_are_identical_and_each_loads_the_state_of_the_other(name: str) -> None:
     mine, their = parameters(SHAPES), parameters(SHAPES)
     optimizer, peer = CPUOffload(groups(mine), 0.01, build(name)), build(name)(groups(their), 0.01)
     for step in range(6):
         set_gradients(step, mine, their)
         for group in (*optimizer.param_groups, *peer.param_groups):
-            group["lr"] = 0.01 / (step + 1)  # as a schedule does
+            group["lr"] = 0.01 / (step + 1)  # as a scheduler does
         for one in (optimizer, peer):
             torch.manual_seed(step)
             one.step()
@@ -44,11 +44,11 @@ def test_parameters_move_as_without_it_and_either_goes_on_from_the_other(name: s
     assert all(torch.equal(one, other) for one, other in zip(mine, their, strict=True))
 
 
-def test_twins_are_empty_between_steps() -> None:
+def test_shadows_are_empty_between_steps() -> None:
     mine = parameters(SHAPES)
     optimizer = CPUOffload(groups(mine), 0.01, build("adamw"))
     set_gradients(1, mine)
     optimizer.step()
-    twins = [twin for group in optimizer.inner.param_groups for twin in group["params"]]
-    assert all(twin.numel() == 0 and twin.grad is None for twin in twins)
+    shadows = [shadow for group in optimizer.inner.param_groups for shadow in group["params"]]
+    assert all(shadow.numel() == 0 and shadow.grad is None for shadow in shadows)
     assert len(optimizer.state) == len(SHAPES)

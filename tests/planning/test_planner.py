@@ -1,4 +1,4 @@
-"""Plans: the gentlest and then the fastest of what fits, and a way out where nothing does."""
+"""Plans: least effect on the result first, then the fastest that fits, and suggestions if nothing fits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from parts import CPU
 from plans import budget, planner_of
 
+from tightfit import plan
 from tightfit.device import GPUS, Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
-from tightfit.planning import plan
-from tightfit.planning.candidates import candidates, different, last_resorts
+from tightfit.planning.candidates import candidates, last_resorts, result_changing
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
 from tightfit.planning.select import Selector
-from tightfit.simulation.estimate import WANDERS
+from tightfit.simulation.estimate import PROCESS_NOISE
 from tightfit.simulation.simulation import SimulationSetup
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result
@@ -30,7 +30,7 @@ from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime
 
 ANY = Constraints()
-SLACK = WANDERS["cpu"]
+SLACK = PROCESS_NOISE["cpu"]
 ORDER = list(Result)
 
 
@@ -42,35 +42,35 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
 def smallest(planner: Planner) -> int:
     with pytest.raises(DoesNotFit) as error:
         planner.plan(budget(1), ANY)
-    return error.value.plan.chosen.at_most
+    return error.value.plan.chosen.upper_bound
 
 
-def looked_at(planner: Planner) -> list[Option]:
+def evaluated(planner: Planner) -> list[Option]:
     return [planner.candidates.option(candidate) for candidate in planner.candidates._candidates.values() if candidate]
 
 
-def test_the_process_is_weighed_before_the_machine_is_measured(
+def test_the_process_size_is_measured_before_calibration(
     tiny_model: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measuring imports what no training does, such as the packages of all optimizers."""
+    """Calibration imports packages that training does not need, such as those of all optimizers."""
     done: list[str] = []
-    monkeypatch.setattr(SimulationSetup, "overhead", lambda setup: done.append("weighed") or 1)
-    monkeypatch.setattr("tightfit.planning.planner.step_time_on", lambda device: done.append("measured"))
+    monkeypatch.setattr(SimulationSetup, "process_bytes", lambda setup: done.append("process size") or 1)
+    monkeypatch.setattr("tightfit.planning.planner.step_time_on", lambda device: done.append("calibration"))
     Planner.of(Job(model=str(tiny_model), data=str(reviews), max_length=32, seed=7), CPU)
-    assert done == ["weighed", "measured"]
+    assert done == ["process size", "calibration"]
 
 
 @pytest.fixture
 def slim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on the command line."""
+    """Pretend to run in the slim process of the command line."""
     monkeypatch.setattr("tightfit.simulation.process_size.is_slim", lambda: True)
 
 
 @pytest.mark.usefixtures("slim")
-def test_a_plan_says_what_is_odd_about_its_times(tmp_path: Path) -> None:
-    """Also to scripts: on a busy machine they are not worth much."""
+def test_a_plan_reports_warnings_about_the_measured_rates(tmp_path: Path) -> None:
+    """Times measured on a busy machine are unreliable, so JSON output has the warning too."""
     usual = planner_of(tmp_path)
-    busy = replace(usual, clock=StepTime(replace(usual.clock.rates, note="the machine is busy")))
+    busy = replace(usual, step_time=StepTime(replace(usual.step_time.rates, warning="the machine is busy")))
     assert usual.plan(budget(1 << 40), ANY).to_json()["notes"] == []
     assert busy.plan(budget(1 << 40), ANY).to_json()["notes"] == ["the machine is busy"]
     with pytest.raises(DoesNotFit) as error:
@@ -78,7 +78,7 @@ def test_a_plan_says_what_is_odd_about_its_times(tmp_path: Path) -> None:
     assert error.value.plan.notes == ("the machine is busy",)
 
 
-def test_outside_the_command_line_a_plan_says_that_its_process_is_larger(tmp_path: Path) -> None:
+def test_a_plan_made_in_python_notes_that_the_command_line_needs_less_memory(tmp_path: Path) -> None:
     here = planner_of(tmp_path)
     made = here.plan(budget(1 << 40), ANY)
     (note,) = made.notes
@@ -90,13 +90,13 @@ def test_outside_the_command_line_a_plan_says_that_its_process_is_larger(tmp_pat
     assert planner_of(tmp_path / "gpu", gpu).plan(budget(8 << 30, gpu), ANY).notes == ()
 
 
-@pytest.mark.parametrize(("begins", "notes"), [("slim_process()", 0), ("", 1)])
-def test_only_the_command_lines_own_process_is_as_small_as_it_can_be(
-    begins: str, notes: int, tiny_model: Path, reviews: Path
+@pytest.mark.parametrize(("startup", "notes"), [("slim_process()", 0), ("", 1)])
+def test_only_a_slim_process_has_no_process_size_note(
+    startup: str, notes: int, tiny_model: Path, reviews: Path
 ) -> None:
     code = f"""
 from tightfit.cli.startup import slim_process
-{begins}
+{startup}
 from tightfit import Job, estimate
 from tightfit.units import format_bytes
 found = estimate(Job(model={str(tiny_model)!r}, data={str(reviews)!r}, max_length=32), device="cpu")
@@ -106,72 +106,72 @@ print(len(found.notes), all(format_bytes(found.overhead) in note for note in fou
     assert done.stdout.split() == [str(notes), "True"], done.stderr[-2000:]
 
 
-def test_with_room_for_all_the_result_stays_the_same(planner: Planner) -> None:
+def test_with_enough_memory_the_result_stays_the_same(planner: Planner) -> None:
     plan = planner.plan(budget(1 << 40), ANY)
     assert plan.fits
     assert plan.chosen.result is Result.SAME
-    gentle = [option for option in looked_at(planner) if option.result is Result.SAME]
-    assert plan.chosen.seconds_per_step == min(option.seconds_per_step for option in gentle)
+    same = [option for option in evaluated(planner) if option.result is Result.SAME]
+    assert plan.chosen.seconds_per_step == min(option.seconds_per_step for option in same)
 
 
-def test_nothing_that_fits_is_gentler_or_as_gentle_and_faster(planner: Planner) -> None:
+def test_no_fitting_recipe_has_less_effect_or_the_same_effect_and_less_time(planner: Planner) -> None:
     least, baseline = smallest(planner), planner.option(Recipe())
     assert baseline is not None
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
-        size = int(least + share * (baseline.at_most - least))
+        size = int(least + share * (baseline.upper_bound - least))
         plan = planner.plan(budget(size), ANY)
         rank = ORDER.index(plan.chosen.result), plan.chosen.seconds_per_step
-        fitting = [o for o in looked_at(planner) if o.at_most <= size and o.result is not Result.DIFFERENT]
-        assert plan.chosen.at_most <= size
+        fitting = [o for o in evaluated(planner) if o.upper_bound <= size and o.result is not Result.DIFFERENT]
+        assert plan.chosen.upper_bound <= size
         assert rank == min((ORDER.index(o.result), o.seconds_per_step) for o in fitting)
-        assert all(option.at_most <= size for option in plan.alternatives)
+        assert all(option.upper_bound <= size for option in plan.alternatives)
 
 
-def test_alternatives_are_apart_in_time_and_the_smallest_is_among_them(planner: Planner) -> None:
-    """What takes as long as another, as far as anybody can tell, is none."""
+def test_alternatives_differ_in_time_and_include_the_smallest(planner: Planner) -> None:
+    """A recipe that takes about as long as another is not an alternative."""
     plan = planner.plan(budget(1 << 40), ANY)
     *shown, last = plan.chosen, *plan.alternatives
     seconds = sorted(option.seconds_per_step for option in shown)
     assert len(seconds) > 1
     assert all(longer > 1.05 * shorter for shorter, longer in pairwise(seconds))
-    allowed = [option for option in looked_at(planner) if option.result is not Result.DIFFERENT]
+    allowed = [option for option in evaluated(planner) if option.result is not Result.DIFFERENT]
     assert last.peak == min(option.peak for option in allowed)
 
 
-@pytest.mark.parametrize("card", [None, "GTX 1650 4GB"])
-def test_a_draft_takes_no_more_than_its_bill(tmp_path: Path, card: str | None) -> None:
-    """So what is set aside because of its draft would not have fitted."""
-    device = GPUS[card] if card else CPU
+@pytest.mark.parametrize("gpu", [None, "GTX 1650 4GB"])
+def test_the_lower_bound_is_never_above_the_estimate(tmp_path: Path, gpu: str | None) -> None:
+    """A candidate that is skipped because of its lower bound would not have fitted."""
+    device = GPUS[gpu] if gpu else CPU
     planner = planner_of(tmp_path, device)
     planner.plan(budget(1 << 40, device), ANY)
     candidates = [candidate for candidate in planner.candidates._candidates.values() if candidate]
     assert len(candidates) > 20
     for candidate in candidates:
-        assert 0 <= planner.candidates.option(candidate).peak - candidate.at_least < (64 << 20)
+        assert 0 <= planner.candidates.option(candidate).peak - candidate.lower_bound < (64 << 20)
 
 
-def test_on_a_card_only_what_is_shown_is_written_out(tmp_path: Path) -> None:
-    """A card's allocator is replayed block by block: for all that is looked at it would take a minute."""
-    card = GPUS["GTX 1650 4GB"]
-    planner = planner_of(tmp_path, card)
-    planner.plan(budget(1 << 40, card), ANY)
+def test_on_a_gpu_only_the_options_needed_for_the_plan_are_estimated_fully(tmp_path: Path) -> None:
+    """Simulating the CUDA allocator for every candidate would take a minute."""
+    gpu = GPUS["GTX 1650 4GB"]
+    planner = planner_of(tmp_path, gpu)
+    planner.plan(budget(1 << 40, gpu), ANY)
     assert len(planner.candidates._options) < len(planner.candidates._candidates) / 4
 
 
-def test_less_memory_never_means_a_gentler_or_faster_recipe(planner: Planner) -> None:
+def test_less_memory_never_gives_less_effect_or_a_faster_recipe(planner: Planner) -> None:
     least = smallest(planner)
     plans = [planner.plan(budget(least * times // 4), ANY).chosen for times in (4, 5, 6, 8, 12, 40)]
     ranks = [(ORDER.index(option.result), option.seconds_per_step) for option in plans]
     assert ranks == sorted(ranks, reverse=True)
 
 
-def test_where_nothing_fits_the_closest_plan_says_what_would(planner: Planner) -> None:
+def test_if_nothing_fits_the_closest_plan_suggests_a_budget_that_fits(planner: Planner) -> None:
     least = smallest(planner)
     with pytest.raises(DoesNotFit) as error:
         planner.plan(budget(least - SLACK), ANY)
     plan = error.value.plan
     assert not plan.fits
-    assert plan.chosen.at_most == least
+    assert plan.chosen.upper_bound == least
     assert "--budget" in plan.suggestions[0]
     needed = int(plan.suggestions[0].split()[1].removesuffix("MB:")) << 20
     assert planner.plan(budget(needed), ANY).fits
@@ -179,67 +179,65 @@ def test_where_nothing_fits_the_closest_plan_says_what_would(planner: Planner) -
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
-def test_where_only_equal_results_are_allowed_close_ones_are_offered(planner: Planner) -> None:
-    same = min(o.at_most for o in looked_at(planner) if o.result is Result.SAME)
+def test_close_results_are_suggested_if_only_same_is_allowed(planner: Planner) -> None:
+    same = min(o.upper_bound for o in evaluated(planner) if o.result is Result.SAME)
     with pytest.raises(DoesNotFit) as error:
         planner.plan(budget(same - 1), Constraints.of(allow="same"))
-    ways = error.value.plan.suggestions
-    assert any(way.startswith("--allow close: ") for way in ways)
-    assert not any(way.startswith("--allow different: ") for way in ways)  # there is something gentler
+    suggestions = error.value.plan.suggestions
+    assert any(line.startswith("--allow close: ") for line in suggestions)
+    assert not any(line.startswith("--allow different: ") for line in suggestions)  # `close` is enough
 
 
-def test_shorter_texts_are_offered_where_they_would_fit(tmp_path: Path) -> None:
+def test_shorter_texts_are_suggested_if_they_would_fit(tmp_path: Path) -> None:
     planner = planner_of(tmp_path)
     closest = smallest(planner)
     with pytest.raises(DoesNotFit) as error:
         planner.plan(budget(closest - 1), ANY)
-    [way] = [way for way in error.value.plan.suggestions if way.startswith("--max-length")]
+    [line] = [line for line in error.value.plan.suggestions if line.startswith("--max-length")]
     tokens = planner.simulation.lengths.longest // 2
-    assert way.startswith(f"--max-length {tokens}: cutting at {tokens} tokens touches ")
+    assert line.startswith(f"--max-length {tokens}: truncating at {tokens} tokens shortens ")
     with pytest.raises(DoesNotFit) as error:
         planner.plan(budget(closest // 2), ANY)
-    assert not any(way.startswith("--max-length") for way in error.value.plan.suggestions)
+    assert not any(line.startswith("--max-length") for line in error.value.plan.suggestions)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit"])
-def test_batches_of_like_texts_never_meet_a_pinned_adamw(planner: Planner, optimizer: str) -> None:
+def test_length_bucketing_is_not_combined_with_a_pinned_adamw(planner: Planner, optimizer: str) -> None:
     constraints = Constraints.of([optimizer])
     offered = [*candidates(CPU, 16, constraints, attention=True, longest=48)]
-    offered += [recipe for resort in last_resorts(CPU, 16, constraints, attention=True) for recipe in resort]
+    offered += chain(*last_resorts(CPU, 16, constraints, attention=True))
     assert any("optimizer-in-backward" in recipe.specs for recipe in offered)
     assert not any("length-bucketing" in recipe.specs for recipe in offered)
-    asked = Constraints.of([optimizer, "length-bucketing"])
-    assert all("length-bucketing" in recipe.specs for recipe in candidates(CPU, 16, asked, attention=True, longest=48))
+    both = Constraints.of([optimizer, "length-bucketing"])
+    assert all("length-bucketing" in recipe.specs for recipe in candidates(CPU, 16, both, attention=True, longest=48))
 
 
-def test_what_is_avoided_takes_no_more_along_than_itself() -> None:
+def test_avoiding_one_strategy_rules_out_no_other() -> None:
     less = list(
-        different(
+        result_changing(
             6, 16, Constraints.of(avoid=["gradient-checkpointing", "micro-batch"], allow="different"), attention=True
         )
     )
     assert any("lora" in recipe.specs for recipe in less)
-    resorts = [
-        r for resort in last_resorts(CPU, 16, Constraints.of(avoid=["adafactor"]), attention=True) for r in resort
-    ]
-    assert resorts
-    assert {recipe.optimizer for recipe in resorts} <= {"adamw-8bit", "adamw-16bit"}
+    last = [*chain(*last_resorts(CPU, 16, Constraints.of(avoid=["adafactor"]), attention=True))]
+    assert last
+    assert {recipe.optimizer for recipe in last} <= {"adamw-8bit", "adamw-16bit"}
 
 
-def test_different_is_taken_only_where_it_is_allowed(planner: Planner) -> None:
+def test_different_results_are_chosen_only_if_allowed(planner: Planner) -> None:
     least = smallest(planner)
-    changed = [o for o in looked_at(planner) if o.result is Result.DIFFERENT]
-    size = min(option.at_most for option in changed)
-    assert size < least, "else there is nothing to allow"
+    changed = [o for o in evaluated(planner) if o.result is Result.DIFFERENT]
+    size = min(option.upper_bound for option in changed)
+    assert size < least, "nothing to allow"
     with pytest.raises(DoesNotFit) as error:
         planner.plan(budget(size), ANY)
-    assert any("--allow different" in way for way in error.value.plan.suggestions)
+    assert any("--allow different" in line for line in error.value.plan.suggestions)
     plan = planner.plan(budget(size), Constraints.of(allow="different"))
     assert plan.fits
     assert plan.chosen.result is Result.DIFFERENT
 
 
-def test_pinned_strategies_are_in_every_option_and_avoided_ones_in_none(planner: Planner) -> None:
+def test_every_option_has_the_pinned_strategies_and_none_of_the_avoided(planner: Planner) -> None:
     plan = planner.plan(
         budget(1 << 40), Constraints.of(use=["micro-batch:size=4", "adafactor"], avoid=["tiled-attention"])
     )
@@ -250,7 +248,7 @@ def test_pinned_strategies_are_in_every_option_and_avoided_ones_in_none(planner:
         assert not names & {"adamw", "adamw-16bit", "optimizer-in-backward"}
 
 
-def test_only_same_may_be_asked_for(planner: Planner) -> None:
+def test_allow_same_gives_only_same_results(planner: Planner) -> None:
     plan = planner.plan(budget(1 << 40), Constraints.of(allow="same"))
     assert {option.result for option in (plan.chosen, *plan.alternatives)} == {Result.SAME}
     closest = smallest(planner)
@@ -259,57 +257,60 @@ def test_only_same_may_be_asked_for(planner: Planner) -> None:
     assert error.value.plan.chosen.result is Result.SAME
 
 
-def test_wishes_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(RecipeError, match="both to be used and to be avoided"):
+def test_contradictory_or_unknown_constraints_are_rejected() -> None:
+    with pytest.raises(RecipeError, match="is given to both --use and --avoid"):
         Constraints.of(use=["gradient-checkpointing"], avoid=["gradient-checkpointing"])
-    with pytest.raises(RecipeError, match="did you mean 'checkpoint'"):
-        Constraints.of(avoid=["chekpoint"])
+    with pytest.raises(RecipeError, match="did you mean 'gradient-checkpointing'"):
+        Constraints.of(avoid=["gradient-chekpointing"])
     with pytest.raises(BadInput, match="did you mean 'different'"):
         Constraints.of(allow="diferent")
 
 
-def test_a_plan_says_why_in_one_line_a_strategy(planner: Planner) -> None:
+def test_a_plan_has_one_reason_per_strategy(planner: Planner) -> None:
     plan = planner.plan(budget(smallest(planner)), ANY)
     assert [reason.partition(":")[0] for reason in plan.reasons] == [s.name for s in plan.recipe.strategies]
     assert "lora" in " ".join(plan.rejected)
-    told = plan.to_json()
-    assert {"fits", "budget_bytes", "peak_bytes", "seconds_per_epoch", "recipe", "result"} <= set(told)
-    assert {"reasons", "alternatives", "rejected"} <= set(told)
+    content = plan.to_json()
+    assert {"fits", "budget_bytes", "peak_bytes", "seconds_per_epoch", "recipe", "result", "phase", "baseline"} <= set(
+        content
+    )
+    assert {"reasons", "reason_details", "alternatives", "rejected"} <= set(content)
+    assert {"length_advice", "suggestions", "notes"} <= set(content)
     assert plan.chosen.title in str(plan)
     assert plan.chosen.title in plan._repr_html_()
     assert "<script" not in plan._repr_html_()
 
 
-def test_a_model_that_attention_cannot_change_is_planned_without(tmp_path: Path) -> None:
+def test_a_model_without_tiled_attention_is_planned_without_it(tmp_path: Path) -> None:
     planner = planner_of(tmp_path, architecture="Mpnet" if "Mpnet" in _names() else "MPNet")
     plan = planner.plan(budget(1 << 40), ANY)
     assert "tiled-attention" not in plan.recipe.specs
     assert any("finds no attention" in reason for reason in plan.rejected)
 
 
-def test_for_a_card_sixteen_bits_are_looked_at(tmp_path: Path) -> None:
-    card = GPUS["T4 16GB"]
-    planner = planner_of(tmp_path, card)
-    plan = planner.plan(budget(1 << 40, card), Constraints.of(use=["adafactor"]))
+def test_mixed_precision_is_a_candidate_on_a_gpu(tmp_path: Path) -> None:
+    gpu = GPUS["T4 16GB"]
+    planner = planner_of(tmp_path, gpu)
+    plan = planner.plan(budget(1 << 40, gpu), Constraints.of(use=["adafactor"]))
     assert "tiled-attention" not in plan.recipe.specs
-    seen = {s.name for o in looked_at(planner) for s in o.recipe.strategies}
+    seen = {s.name for o in evaluated(planner) for s in o.recipe.strategies}
     assert "mixed-precision" in seen
 
 
-def test_a_second_look_plays_nothing(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_plan_traces_nothing(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
     planner.plan(budget(1 << 40), ANY)
-    least = smallest(planner)  # looks at the last resorts too
+    least = smallest(planner)  # evaluates the last resorts too
 
-    def refuse(*_: object) -> None:
-        raise AssertionError("played again")
+    def fail(*_: object) -> None:
+        raise AssertionError("traced again")
 
-    monkeypatch.setattr(type(planner.simulation), "_play", refuse)
+    monkeypatch.setattr(type(planner.simulation), "_trace", fail)
     assert planner.plan(budget(1 << 39), ANY).fits
     assert planner.plan(budget(least), ANY).fits
 
 
 def test_a_plan_does_not_depend_on_plans_made_before(tmp_path: Path) -> None:
-    """Neither the reasons for not taking something, nor what is known of a recipe without one of its strategies."""
+    """Neither the rejections nor the estimates without a strategy come from earlier plans."""
     planner, least = planner_of(tmp_path / "used"), smallest(planner_of(tmp_path / "other"))
     with pytest.raises(RecipeError, match=r"'freeze:layers=99' is more than the 6 layers"):
         planner.plan(budget(1 << 40), Constraints.of(use=["freeze:layers=99"]))
@@ -322,21 +323,21 @@ def test_a_plan_does_not_depend_on_plans_made_before(tmp_path: Path) -> None:
         planner.plan(budget(1 << 40), Constraints.of(use=use, allow="different"))
     fresh = planner_of(tmp_path / "fresh")
     for size in (1 << 40, least):
-        told = planner.plan(budget(size), ANY).to_json()
-        assert told == planner.plan(budget(size), ANY).to_json()
-        assert told == fresh.plan(budget(size), ANY).to_json()
+        content = planner.plan(budget(size), ANY).to_json()
+        assert content == planner.plan(budget(size), ANY).to_json()
+        assert content == fresh.plan(budget(size), ANY).to_json()
 
 
-def test_what_cannot_be_done_is_said_of_this_plan(planner: Planner, tmp_path: Path) -> None:
-    """Not of the plan before, nor of what is only tried out to see what the model can do."""
-    stiff = planner_of(tmp_path, architecture="MPNet")
-    for known in (planner, stiff):
+def test_the_rejection_belongs_to_the_current_plan(planner: Planner, tmp_path: Path) -> None:
+    """Not to an earlier plan, nor to a recipe that only probes the model."""
+    without_tiled = planner_of(tmp_path, architecture="MPNet")
+    for known in (planner, without_tiled):
         for layers in (99, 98):
-            with pytest.raises(RecipeError, match=rf"^No recipe can be made: 'freeze:layers={layers}' is more"):
+            with pytest.raises(RecipeError, match=rf"^No recipe is possible: 'freeze:layers={layers}' is more"):
                 known.plan(budget(1 << 40), Constraints.of(use=[f"freeze:layers={layers}"]))
 
 
-def test_the_same_question_gets_the_same_plan(tiny_model: Path, reviews: Path) -> None:
+def test_equal_requests_give_equal_plans(tiny_model: Path, reviews: Path) -> None:
     job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32)
     first = plan(job, "100GB", device="cpu")
     with pytest.raises(RecipeError, match="'freeze:layers=99' is more than the 2 layers"):
@@ -352,36 +353,36 @@ def _names() -> list[str]:
     return list(CONFIGS)
 
 
-def test_what_failed_is_followed_by_something_clearly_smaller(planner: Planner) -> None:
-    keeping = Selector(budget(1 << 40), ANY, planned=Recipe())
-    first = keeping._choose(planner)
+def test_after_a_failed_preflight_a_clearly_smaller_recipe_is_selected(planner: Planner) -> None:
+    selector = Selector(budget(1 << 40), ANY, planned=Recipe())
+    first = selector._select(planner)
     assert first.recipe == Recipe()
-    assert keeping._limit.size == 1 << 40
-    again = keeping.below(first)
+    assert selector._limit.size == 1 << 40
+    again = selector.excluding(first)
     assert again.planned is None
-    assert again._limit.size < first.at_most * 0.91
+    assert again._limit.size < first.upper_bound * 0.91
 
 
-def test_what_is_not_installed_is_not_taken_and_the_plan_says_how_to_have_it(
+def test_a_strategy_without_its_package_is_rejected_with_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(STRATEGIES["adamw-8bit"], "needs", "no_such_package")
+    monkeypatch.setattr(STRATEGIES["adamw-8bit"], "requires", "no_such_package")
     planner = planner_of(tmp_path)
     plan = planner.plan(budget(smallest(planner)), ANY)
-    seen = {s.name for o in looked_at(planner) for s in o.recipe.strategies}
+    seen = {s.name for o in evaluated(planner) for s in o.recipe.strategies}
     assert "adamw-8bit" not in seen
     assert any("pip install no_such_package" in reason for reason in plan.rejected)
     with pytest.raises(RecipeError, match=r"needs the package no_such_package: pip install no_such_package\.$"):
         planner.plan(budget(1 << 40), Constraints.of(use=["adamw-8bit"]))
 
 
-def test_beside_a_card_there_is_a_second_memory() -> None:
+def test_offloading_is_a_candidate_only_on_a_gpu() -> None:
     def recipes(device: Device) -> list[Recipe]:
         last = last_resorts(device, 16, ANY, attention=False)
         return [*candidates(device, 16, ANY, attention=False, longest=24), *chain(*last)]
 
     def offloading(device: Device) -> set[str]:
-        return {s.name for recipe in recipes(device) for s in recipe.strategies if s.cards_only}
+        return {s.name for recipe in recipes(device) for s in recipe.strategies if s.cuda_only}
 
     assert offloading(CPU) == set()
     assert offloading(GPUS["T4 16GB"]) == {"offload-optimizer", "offload-activations"}
@@ -389,12 +390,12 @@ def test_beside_a_card_there_is_a_second_memory() -> None:
     assert any("offload-optimizer" in recipe.specs for recipe in exact)
 
 
-def test_the_slowest_ways_are_looked_at_only_where_the_others_do_not_fit(tmp_path: Path) -> None:
-    """One after the other: each takes longer to play, and to train."""
+def test_last_resorts_are_evaluated_only_if_the_others_do_not_fit(tmp_path: Path) -> None:
+    """One group after the other: each takes longer to trace and to train."""
     planner = planner_of(tmp_path)
     first, second = last_resorts(CPU, planner.simulation.setup.job.batch_size, ANY, attention=True)
     options = [planner.option(recipe) for recipe in first]
-    assert planner.plan(budget(min(option.at_most for option in options if option)), ANY).fits
+    assert planner.plan(budget(min(option.upper_bound for option in options if option)), ANY).fits
     assert not any(recipe in planner.candidates for recipe in second)
     smallest(planner)
     assert all(recipe in planner.candidates for recipe in second)
@@ -408,10 +409,10 @@ def test_the_slowest_ways_are_looked_at_only_where_the_others_do_not_fit(tmp_pat
         (("adafactor", "adamw-8bit"), {"adamw-16bit"}),
     ],
 )
-def test_a_processor_steps_in_backward_with_the_leanest_optimizer(avoided: tuple[str, ...], expected: set[str]) -> None:
-    """And with texts of like length, if that is wanted: a whole batch has no slices that would leave padding out.
+def test_a_cpu_steps_in_backward_with_the_smallest_optimizer(avoided: tuple[str, ...], expected: set[str]) -> None:
+    """With length bucketing unless avoided: a full batch has no micro-batches whose padding could be trimmed.
 
-    AdamW's have a long memory, which batches of like texts hurt.
+    Not with AdamW, whose moving averages are long: length bucketing lowers its F1.
     """
     offered = [
         {s.name for s in r.strategies}

@@ -1,4 +1,4 @@
-"""The report of real small runs: finished, died, resumed, several, and of earlier versions."""
+"""Reports of small real runs: finished, failed, resumed, several side by side, and with incomplete records."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from tightfit import Job, load_run, train
 from tightfit.errors import BadInput, OutputError, RunFailed, TightfitError
 from tightfit.report.html import report_page, write_report
 from tightfit.report.i18n import LANGUAGES, Strings
-from tightfit.runs.folder import read_account
+from tightfit.runs.folder import read_run_folder
 from tightfit.runs.header import load_header
+from tightfit.strategies import STRATEGIES
 from tightfit.units import format_bytes
 
-REASON = "the disk went to the beach"
-SECTIONS = ("what", "how", "why", "cost", "good", "next", "use", "notes")
+REASON = "the disk is full"
+SECTIONS = ("model_and_data", "setup", "plan", "memory_and_time", "quality", "suggestions", "use", "notes")
 
 
 @pytest.fixture(scope="module")
-def died(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that stopped in its second epoch, behind a checkpoint."""
+def failed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that failed in its second epoch, after a checkpoint."""
     from tightfit.training.trainer import Trainer
 
-    folder = tmp_path_factory.mktemp("died")
+    folder = tmp_path_factory.mktemp("failed")
     data = write_reviews(folder / "reviews.csv")
-    take = Trainer.training_step
+    training_step = Trainer.training_step
 
     def step(trainer: Trainer, *args: Any, **kwargs: Any) -> Any:
         if trainer.state.global_step == 10:
             raise RunFailed(REASON)
-        return take(trainer, *args, **kwargs)
+        return training_step(trainer, *args, **kwargs)
 
     job = Job(model=str(tiny_model), data=str(data), batch_size=8, max_length=16, epochs=2, learning_rate=5e-3)
     with pytest.MonkeyPatch.context() as patch:
@@ -48,9 +49,9 @@ def died(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def resumed(died: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def resumed(failed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resumed") / "run"
-    shutil.copytree(died, folder)
+    shutil.copytree(failed, folder)
     values = load_job(folder)
     train(Job(**values), ["micro-batch:size=4"], out=folder, device="cpu", quiet=True, resume=True)
     return folder
@@ -63,11 +64,11 @@ def load_job(folder: Path) -> dict[str, Any]:
 
 
 def page_of(*folders: Path, language: str = "en") -> str:
-    return report_page([read_account(folder) for folder in folders], Strings.of(language))
+    return report_page([read_run_folder(folder) for folder in folders], Strings.of(language))
 
 
-def plain(page: str) -> str:
-    """What a reader reads."""
+def text_of(page: str) -> str:
+    """The visible text of a page."""
     import html
 
     body = page.partition("<body>")[2]
@@ -75,7 +76,7 @@ def plain(page: str) -> str:
 
 
 class Loaded(HTMLParser):
-    """Collects whatever a browser would fetch, and everything that could fetch more."""
+    """The tags of a page, and every address that a browser would fetch."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -91,13 +92,13 @@ class Loaded(HTMLParser):
 
 
 @pytest.mark.parametrize("language", list(LANGUAGES))
-@pytest.mark.parametrize("which", ["trained", "died", "resumed"])
-def test_every_section_is_there_and_nothing_is_fetched(
+@pytest.mark.parametrize("which", ["trained", "failed", "resumed"])
+def test_report_has_every_section_and_fetches_nothing(
     which: str, language: str, request: pytest.FixtureRequest
 ) -> None:
-    page, say = page_of(request.getfixturevalue(which), language=language), Strings.of(language)
+    page, strings = page_of(request.getfixturevalue(which), language=language), Strings.of(language)
     headings = re.findall(r"<h2>(.*?)</h2>", page)
-    assert headings == [say(name) for name in SECTIONS]
+    assert headings == [strings(name) for name in SECTIONS]
     loaded = Loaded(page)
     assert all(link.startswith(("#", "data:")) for link in loaded.links), loaded.links
     assert not loaded.tags & {"script", "iframe", "object", "embed", "base"}
@@ -106,11 +107,11 @@ def test_every_section_is_there_and_nothing_is_fetched(
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert "Traceback" not in page
-    assert "None" not in plain(page).split()
+    assert "None" not in text_of(page).split()
 
 
-def test_numbers_are_those_of_the_run(trained: Path) -> None:
-    run, text = load_run(trained), plain(page_of(trained))
+def test_report_shows_the_numbers_of_the_run(trained: Path) -> None:
+    run, text = load_run(trained), text_of(page_of(trained))
     assert f"{run.metrics['eval_f1']:.4f}" in text
     assert run.predicted.phases is not None
     for phase, size in run.predicted.phases.items():
@@ -122,72 +123,72 @@ def test_numbers_are_those_of_the_run(trained: Path) -> None:
     assert f"tightfit train {trained}/job.yaml --out" in text
 
 
-def test_what_is_known_before_the_first_step(trained: Path) -> None:
-    run, known = load_run(trained), load_header(trained)
-    assert known is not None
-    assert known.steps == run.steps == 42
-    assert known.data == run.data
-    assert (known.parameters, known.trainable_parameters) == (run.parameters, run.trainable_parameters)
-    assert known.estimate is not None
-    assert known.estimate["peak_bytes"] == run.predicted.peak_bytes
-    assert known.step is not None
-    assert known.step.slices == 2
-    assert {each.kind for each in known.largest} == {"activations", "optimizer state"}
-    assert all(each.owner and each.owner.startswith(("bert.", "classifier.")) for each in known.largest)
-    assert known.smaller[0].recipe == ["micro-batch:size=2"]
-    assert known.smaller[0].peak_bytes < known.estimate["peak_bytes"]
-    assert [each.ended for each in known.attempts] == [None]
+def test_header_describes_the_run_before_its_first_step(trained: Path) -> None:
+    run, header = load_run(trained), load_header(trained)
+    assert header is not None
+    assert header.steps == run.steps == 42
+    assert header.data == run.data
+    assert (header.parameters, header.trainable_parameters) == (run.parameters, run.trainable_parameters)
+    assert header.estimate is not None
+    assert header.estimate["peak_bytes"] == run.predicted.peak_bytes
+    assert header.step is not None
+    assert header.step.micro_batches == 2
+    assert {each.kind for each in header.largest_tensors} == {"activations", "optimizer state"}
+    assert all(each.owner and each.owner.startswith(("bert.", "classifier.")) for each in header.largest_tensors)
+    assert header.smaller_recipes[0].recipe == ["micro-batch:size=2"]
+    assert header.smaller_recipes[0].peak_bytes < header.estimate["peak_bytes"]
+    assert [each.error for each in header.attempts] == [None]
     assert run.attempts == 1
 
 
-def test_a_run_that_died_says_where_why_and_how_to_go_on(died: Path) -> None:
-    text = plain(page_of(died))
-    assert "This run did not finish. Its last checkpoint is from step 10 of 14." in text
+def test_failed_run_shows_where_it_stopped_why_and_how_to_resume(failed: Path) -> None:
+    text = text_of(page_of(failed))
+    assert "This run did not finish. Its last checkpoint is at step 10 of 14." in text
     assert REASON in text
-    assert f"tightfit train --out {died} --resume" in text
+    assert f"tightfit train --out {failed} --resume" in text
     assert "the run did not finish" in text
     assert "backward" in text
     assert "There is no model yet" in text
 
 
-def test_a_killed_run_left_no_word(died: Path, tmp_path: Path) -> None:
+def test_killed_run_has_no_recorded_reason(failed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(died, folder)
+    shutil.copytree(failed, folder)
     content = json.loads((folder / "start.json").read_text("utf-8"))
-    content["attempts"][-1]["ended"] = None
+    content["attempts"][-1]["error"] = None
     (folder / "start.json").write_text(json.dumps(content), "utf-8")
-    assert "It left no word" in plain(page_of(folder))
+    assert "No reason was recorded" in text_of(page_of(folder))
 
 
-def test_without_an_evaluation_and_without_a_checkpoint(died: Path, tmp_path: Path) -> None:
+def test_failed_run_without_evaluation_checkpoint_or_header(failed: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(died, folder)
+    shutil.copytree(failed, folder)
     for checkpoint in folder.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
-    text = plain(page_of(folder))
-    assert "There was no evaluation" in text
-    assert "It has no checkpoint from which it could go on." in text
-    (folder / "start.json").unlink()  # as of a tightfit from before there was one
-    text = plain(page_of(folder))
-    assert "This run holds no forecast." in text
+    text = text_of(page_of(folder))
+    assert "No evaluation: the run stopped" in text
+    assert "It has no checkpoint to resume from." in text
+    (folder / "start.json").unlink()
+    text = text_of(page_of(folder))
+    assert "This run has no saved prediction." in text
     assert "This run did not finish." in text
 
 
-def test_a_resumed_run_says_so(resumed: Path, died: Path) -> None:
-    run, known = load_run(resumed), load_header(resumed)
-    assert known is not None
-    assert [each.from_step for each in known.attempts] == [0, 10]
-    assert [each.ended for each in known.attempts] == [REASON, None]
+def test_resumed_run_lists_its_starts(resumed: Path, failed: Path) -> None:
+    run, header = load_run(resumed), load_header(resumed)
+    assert header is not None
+    assert [each.from_step for each in header.attempts] == [0, 10]
+    assert [each.error for each in header.attempts] == [REASON, None]
     assert run.attempts == 2
-    text = plain(page_of(resumed))
+    text = text_of(page_of(resumed))
     assert "It was started 2 times" in text
     assert "from step 10" in text
     assert "This run did not finish" not in text
 
 
-def test_several_runs_stand_side_by_side(trained: Path, died: Path, resumed: Path) -> None:
-    page = page_of(trained, died, resumed)
-    text = plain(page)
+def test_several_runs_side_by_side(trained: Path, failed: Path, resumed: Path) -> None:
+    page = page_of(trained, failed, resumed)
+    text = text_of(page)
     assert "3 runs side by side" in text
     for folder in (trained, resumed):
         assert f"{load_run(folder).metrics['eval_f1']:.4f}" in text
@@ -198,49 +199,56 @@ def test_several_runs_stand_side_by_side(trained: Path, died: Path, resumed: Pat
     assert all(f"#{each}" in page for each in ids)
 
 
-@pytest.mark.parametrize("lost", [["attempts"], ["attempts", "predicted", "result", "max_length", "notes", "versions"]])
-def test_records_of_earlier_versions(trained: Path, tmp_path: Path, lost: list[str]) -> None:
-    folder = tmp_path / "run"
-    folder.mkdir()
+@pytest.mark.parametrize("lost", [[], ["attempts"]])
+def test_run_record_without_optional_fields(trained: Path, tmp_path: Path, lost: list[str]) -> None:
     content = json.loads((trained / "run.json").read_text("utf-8"))
-    early = {key: value for key, value in content.items() if key not in lost}
-    early["measured"] = {key: value for key, value in early["measured"].items() if key != "epochs"}
-    (folder / "run.json").write_text(json.dumps(early), "utf-8")
-    text = plain(page_of(folder))
+    reduced = {key: value for key, value in content.items() if key not in lost}
+    reduced["measured"] = {key: value for key, value in reduced["measured"].items() if key != "epochs"}
+    (tmp_path / "run.json").write_text(json.dumps(reduced), "utf-8")
+    text = text_of(page_of(tmp_path))
     assert f"{content['metrics']['eval_f1']:.4f}" in text
     assert format_bytes(content["measured"]["peak_bytes"]) in text
 
 
-def test_a_training_that_could_not_be_foretold(
+@pytest.mark.parametrize("lost", ["predicted", "result", "max_length", "notes", "versions"])
+def test_run_record_without_a_required_field_is_rejected(trained: Path, tmp_path: Path, lost: str) -> None:
+    content = json.loads((trained / "run.json").read_text("utf-8"))
+    del content[lost]
+    (tmp_path / "run.json").write_text(json.dumps(content), "utf-8")
+    with pytest.raises(BadInput, match="damaged or was written by another version"):
+        read_run_folder(tmp_path)
+
+
+def test_report_without_a_prediction(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tightfit.simulation.simulation import Simulation
 
-    monkeypatch.setattr(Simulation, "phases", lambda *_: 1 // 0)
+    monkeypatch.setattr(Simulation, "estimate", lambda *_: 1 // 0)
     job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, max_steps=2)
     train(job, out=tmp_path / "run", device="cpu", quiet=True)
-    text = plain(page_of(tmp_path / "run"))
-    assert "Memory could not be foretold for this run; this is what was measured." in text
-    assert "not foretold" in text
-    assert "Nothing is known that would take less memory." in text
+    text = text_of(page_of(tmp_path / "run"))
+    assert "Peak memory could not be predicted for this run; only measured values are shown." in text
+    assert "no prediction" in text
+    assert "No recipe is known to need less memory." in text
 
 
-def test_a_run_under_a_budget_says_why(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+def test_run_under_a_budget_shows_its_plan(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32)
     train(job, out=tmp_path / "run", device="cpu", budget="3GB", quiet=True)
-    known = load_header(tmp_path / "run")
-    assert known is not None
-    assert known.plan is not None
-    assert known.budget_bytes == 3 << 30
-    text = plain(page_of(tmp_path / "run"))
+    header = load_header(tmp_path / "run")
+    assert header is not None
+    assert header.plan is not None
+    assert header.budget_bytes == 3 << 30
+    text = text_of(page_of(tmp_path / "run"))
     assert "The budget is 3.00 GiB" in text
-    for option in known.plan["alternatives"]:
+    for option in header.plan["alternatives"]:
         assert " ".join(option["recipe"]) in text
-    for reason in known.plan["why"]:
+    for reason in header.plan["reason_details"]:
         assert reason["strategy"] in text
 
 
-def test_names_are_never_tags(trained: Path, tmp_path: Path) -> None:
+def test_names_are_escaped(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "<script>alert(1)</script>"
     shutil.copytree(trained, folder.parent / "run")
     folder.parent.joinpath("run").rename(tmp_path / "a<b>&c")
@@ -249,75 +257,77 @@ def test_names_are_never_tags(trained: Path, tmp_path: Path) -> None:
     assert "a&lt;b&gt;&amp;c" in page
 
 
-def test_where_a_report_is_written(trained: Path, died: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_is_written_to_the_run_folder_or_to_out(
+    trained: Path, failed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     assert write_report([folder]) == folder / "report.html"
     assert write_report([folder], tmp_path / "new" / "page.html", "zh").read_text("utf-8").count("报告")
     monkeypatch.chdir(tmp_path)
-    assert write_report([folder, died]) == Path("report.html")
+    assert write_report([folder, failed]) == Path("report.html")
     assert (tmp_path / "report.html").is_file()
     with pytest.raises(OutputError, match=r"should end in \.html"):
         write_report([folder], tmp_path / "page.pdf")
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"job": 3}', "\0" * 9])
-def test_what_is_no_run_is_said_in_a_sentence(tmp_path: Path, content: str) -> None:
+def test_damaged_run_record_is_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content, "utf-8")
-    with pytest.raises(BadInput, match="damaged or of another version"):
-        read_account(tmp_path)
+    with pytest.raises(BadInput, match="damaged or was written by another version"):
+        read_run_folder(tmp_path)
 
 
-def test_the_verb(trained: Path, tmp_path: Path) -> None:
+def test_report_command(trained: Path, tmp_path: Path) -> None:
     from tightfit.cli.app import app
 
     done = CliRunner().invoke(app, ["report", str(trained), "--out", str(tmp_path / "a.html"), "--json"])
     assert json.loads(done.stdout) == {"report": str(tmp_path / "a.html"), "runs": [str(trained)]}
     done = CliRunner().invoke(app, ["report", str(trained), "--out", str(tmp_path / "b.html")])
     assert done.stdout.split() == [str(tmp_path / "b.html"), "written"]
-    for words in (["nowhere"], [str(tmp_path)], [str(trained), "--lang", "fr"], [str(trained), "--out", "a.txt"]):
-        failed = CliRunner().invoke(app, ["report", *words]).exception
+    for options in (["nowhere"], [str(tmp_path)], [str(trained), "--lang", "fr"], [str(trained), "--out", "a.txt"]):
+        failed = CliRunner().invoke(app, ["report", *options]).exception
         assert isinstance(failed, TightfitError)
         assert failed.exit_code == 2
 
 
-def test_a_beginning_that_does_not_fly_leaves_nothing(died: Path, tmp_path: Path) -> None:
+def test_failed_start_leaves_the_folder_free(failed: Path, tmp_path: Path) -> None:
     from tightfit.runs.folder import check_run_folder, discard_start
 
     folder = tmp_path / "run"
     folder.mkdir()
-    shutil.copy(died / "start.json", folder)
+    shutil.copy(failed / "start.json", folder)
     check_run_folder(folder, resume=False)  # killed before its job was written: free for another try
-    shutil.copy(died / "job.yaml", folder)
+    shutil.copy(failed / "job.yaml", folder)
     discard_start(folder)
     assert not folder.exists()
 
 
-def test_the_card_has_foretold_beside_measured(trained: Path) -> None:
-    run, card = load_run(trained), (trained / "README.md").read_text("utf-8")
+def test_model_card_shows_predicted_beside_measured(trained: Path) -> None:
+    run, readme = load_run(trained), (trained / "README.md").read_text("utf-8")
     assert run.predicted.phases is not None
     for phase, size in run.measured.phases.items():
         predicted = format_bytes(run.predicted.phases[phase]) if phase in run.predicted.phases else "–"
-        assert f"| {phase} | {predicted} | {format_bytes(size)} |" in card
-    assert "- `micro-batch:size=4` runs the batch" in card
-    assert not re.findall(r"\]\((?!http)", card)
+        assert f"| {phase} | {predicted} | {format_bytes(size)} |" in readme
+    assert f"- `micro-batch:size=4`: {STRATEGIES['micro-batch'].summary}" in readme
+    assert not re.findall(r"\]\((?!http)", readme)
 
 
-def test_runs_and_bills_show_themselves_in_a_notebook(trained: Path) -> None:
+def test_runs_and_estimates_render_in_a_notebook(trained: Path) -> None:
     from tightfit import estimate
 
     run = load_run(trained)
     shown = run._repr_html_()
     assert f"{run.metrics['eval_f1']:.4f}" in shown
     assert "<svg" in shown
-    estimate = estimate(run.job, run.recipe, "cpu")
-    shown = estimate._repr_html_()
-    assert format_bytes(estimate.peak) in shown
-    assert all(f"<td>{phase}</td>" in shown for phase in estimate.phases)
+    predicted = estimate(run.job, run.recipe, "cpu")
+    shown = predicted._repr_html_()
+    assert format_bytes(predicted.peak) in shown
+    assert all(f"<td>{phase}</td>" in shown for phase in predicted.phases)
     assert "<svg" in shown
 
 
-def test_nobody_sits_before_a_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_browser_is_opened_without_a_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import webbrowser
 
     from tightfit.report.html import open_in_browser

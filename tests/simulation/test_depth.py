@@ -1,4 +1,4 @@
-"""The bill of a deep model from two shallow plays, against the play of the whole model."""
+"""The estimate of a deep model extrapolated from two shallow traces, against the trace of the full model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), feature_cache=((3, 24),))
-DEEP = {"ModernBert": 13, "Bert": 12}  # the first repeats itself every three layers
-TWO_AS_ONE = "tiled-attention chunked-layers:size=2,layers=2 adafactor optimizer-in-backward"
+DEEP = {"ModernBert": 13, "Bert": 12}  # ModernBert repeats every three layers
+TWO_LAYERS_PER_BLOCK = "tiled-attention chunked-layers:size=2,layers=2 adafactor optimizer-in-backward"
 RECIPES = [
     "gradient-checkpointing",
     "gradient-checkpointing:every=2",
@@ -37,15 +37,15 @@ RECIPES = [
     "chunked-layers:size=2 adafactor optimizer-in-backward",
     "tiled-attention chunked-layers:size=2 adafactor optimizer-in-backward",
     "chunked-layers:size=2,layers=2",
-    TWO_AS_ONE,
+    TWO_LAYERS_PER_BLOCK,
     "lora",
     "lora gradient-checkpointing adafactor",
     "lora chunked-layers:size=2 optimizer-in-backward",
 ]
 
 
-class Watched(SimulationSetup):
-    """Remembers how deep the models were that it played."""
+class DepthRecorder(SimulationSetup):
+    """Records the depths of the models that it traces."""
 
     depths: list[int | None]
 
@@ -54,10 +54,10 @@ class Watched(SimulationSetup):
         return super()._trace_training(*args, **how)
 
 
-def setup(folder: Path, architecture: str, device: Device = CPU) -> Watched:
+def make_setup(folder: Path, architecture: str, device: Device = CPU) -> DepthRecorder:
     small_config(architecture, DEEP.get(architecture, 8)).save_pretrained(folder)
     job = Job(model=str(folder), data="none", batch_size=8, max_length=24)
-    return Watched(job, device, Labels(("a", "b", "c")), TOKENIZER)
+    return DepthRecorder(job, device, Labels(("a", "b", "c")), TOKENIZER)
 
 
 def phases(training: TracedTraining, device: Device) -> dict[str, int]:
@@ -66,41 +66,42 @@ def phases(training: TracedTraining, device: Device) -> dict[str, int]:
     return {phase: sum(kinds.values()) for phase, kinds in estimate.items()}
 
 
-def agree(players: Watched, recipe: str) -> bool:
-    """Whether two shallow plays tell what the whole one tells. They take no blocks smaller than 64 bytes."""
-    words = Recipe.parse(recipe.split())
-    deepened, whole = players.trace(words, lambda _: SHAPES), players._trace_training(words, lambda _: SHAPES)
-    assert players.depths[-1] is None
-    assert deepened.parameters == whole.parameters
-    assert deepened.trainable_parameters == whole.trainable_parameters
-    predicted, found = phases(deepened, players.device), phases(whole, players.device)
-    return predicted == pytest.approx(found, abs=64 * len(whole.trace.blocks), rel=0.001)
+def agree(setup: DepthRecorder, recipe: str) -> bool:
+    """Whether the extrapolated trace equals the full one, apart from blocks smaller than 64 bytes."""
+    parsed = Recipe.parse(recipe.split())
+    extrapolated, full = setup.trace(parsed, lambda _: SHAPES), setup._trace_training(parsed, lambda _: SHAPES)
+    assert setup.depths[-1] is None
+    assert extrapolated.parameters == full.parameters
+    assert extrapolated.trainable_parameters == full.trainable_parameters
+    predicted, found = phases(extrapolated, setup.device), phases(full, setup.device)
+    return predicted == pytest.approx(found, abs=64 * len(full.trace.blocks), rel=0.001)
 
 
 @pytest.mark.parametrize("architecture", list(CONFIGS))
-def test_two_shallow_plays_tell_what_the_deep_model_takes(tmp_path: Path, architecture: str) -> None:
-    players = setup(tmp_path, architecture)
-    assert agree(players, "")
-    assert len(players.depths) == 3
+def test_two_shallow_traces_extrapolate_to_the_deep_model(tmp_path: Path, architecture: str) -> None:
+    setup = make_setup(tmp_path, architecture)
+    assert agree(setup, "")
+    assert len(setup.depths) == 3
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_under_every_recipe(tmp_path: Path, recipe: str) -> None:
-    players = setup(tmp_path, "Bert")
-    assert agree(players, recipe)
-    assert len(players.depths) == 3
+def test_extrapolation_is_exact_under_every_recipe(tmp_path: Path, recipe: str) -> None:
+    setup = make_setup(tmp_path, "Bert")
+    assert agree(setup, recipe)
+    assert len(setup.depths) == 3
 
 
 @pytest.mark.parametrize(
-    "recipe", ["", "mixed-precision gradient-checkpointing adafactor", "freeze mixed-precision", "lora", TWO_AS_ONE]
+    "recipe",
+    ["", "mixed-precision gradient-checkpointing adafactor", "freeze mixed-precision", "lora", TWO_LAYERS_PER_BLOCK],
 )
-def test_on_a_card(tmp_path: Path, recipe: str) -> None:
-    players = setup(tmp_path, "Bert", find_gpu("RTX 3060 12GB"))
-    assert agree(players, recipe)
+def test_extrapolation_is_exact_on_a_gpu(tmp_path: Path, recipe: str) -> None:
+    setup = make_setup(tmp_path, "Bert", find_gpu("RTX 3060 12GB"))
+    assert agree(setup, recipe)
 
 
 @pytest.mark.parametrize("recipe", ["freeze:layers=3", "freeze:pattern=*.layer.4.*", "gradient-checkpointing:every=6"])
-def test_where_layers_are_unlike_the_whole_model_is_played(tmp_path: Path, recipe: str) -> None:
-    players = setup(tmp_path, "Bert")
-    assert agree(players, recipe)
-    assert players.depths == [None, None]
+def test_the_full_model_is_traced_where_layers_differ(tmp_path: Path, recipe: str) -> None:
+    setup = make_setup(tmp_path, "Bert")
+    assert agree(setup, recipe)
+    assert setup.depths == [None, None]

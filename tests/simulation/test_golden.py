@@ -1,4 +1,4 @@
-"""Estimates and operation counts of many recipes, equal to the byte to those that were kept."""
+"""Estimates and op counts of many recipes equal the committed golden values exactly."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from parts import skip_unless_installed
 
 
 @pytest.mark.parametrize(("shape", "device"), list(cases()))
-def test_estimates_are_the_golden_ones(shape: str, device: str) -> None:
+def test_estimates_equal_the_golden_values(shape: str, device: str) -> None:
     golden = load()
     if torch.__version__.partition("+")[0] != golden["torch"]:
-        pytest.skip(f"the golden estimates are of torch {golden['torch']}")
+        pytest.skip(f"the golden estimates were made with torch {golden['torch']}")
     skip_unless_installed("adamw-8bit")
     expected, found = golden["estimates"][f"{shape}, {device}"], compute(shape, device)
     assert found.keys() == expected.keys() == set(RECIPES)

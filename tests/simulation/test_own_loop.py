@@ -1,4 +1,4 @@
-"""Any PyTorch step can be rehearsed, and what it shows is what the step does."""
+"""The memory of any PyTorch training step can be estimated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def training(optimizer: type[torch.optim.Optimizer] = torch.optim.AdamW) -> Call
 PARAMETERS = 1000 * 2000 + 2000 + 2000 * 10 + 10
 
 
-def test_weights_gradients_and_state() -> None:
+def test_weights_gradients_and_optimizer_state_are_counted() -> None:
     found = estimate(training())
     assert found.parameters == found.trainable_parameters == PARAMETERS
     kinds = found.phases["step"]
@@ -40,46 +40,46 @@ def test_weights_gradients_and_state() -> None:
     assert found.phases["forward"][MemoryKind.ACTIVATIONS] >= 4 * 500 * 2000
 
 
-def test_another_optimizer_keeps_other_state() -> None:
+def test_an_optimizer_without_state_has_none() -> None:
     assert estimate(training(torch.optim.SGD)).phases["step"][MemoryKind.OPTIMIZER_STATE] == 0
 
 
-def test_a_card_has_its_context_and_segments() -> None:
+def test_a_gpu_estimate_includes_context_and_segments() -> None:
     found = estimate(training(), device="RTX 3050 4GB")
     assert found.overhead == 512 << 20
     assert found.fits
     assert sum(found.phases["step"].values()) % (2 << 20) == 0
 
 
-def test_nothing_stays_patched() -> None:
+def test_torch_is_unpatched_afterwards() -> None:
     before = torch.Tensor.backward, torch.nn.Module.register_parameter, torch.nn.functional.dropout
     estimate(training(), device="T4")
     assert before == (torch.Tensor.backward, torch.nn.Module.register_parameter, torch.nn.functional.dropout)
     assert torch.ones(3).sum().item() == 3
 
 
-def test_a_function_that_returns_no_step() -> None:
+def test_a_function_that_returns_no_step_is_rejected() -> None:
     with pytest.raises(BadInput, match="return its step"):
         estimate(lambda: None)
 
 
-def test_a_step_that_looks_at_data() -> None:
+def test_a_step_that_reads_tensor_values_is_rejected() -> None:
     def build() -> Callable[[], None]:
         return lambda: torch.ones(3).nonzero().sum().backward()
 
-    with pytest.raises(ModelError, match="cannot be rehearsed"):
+    with pytest.raises(ModelError, match="cannot be simulated"):
         estimate(build)
 
 
 @pytest.mark.parametrize("uses", [1, 2, 3])
-def test_gradients_of_a_weight_that_is_used_several_times_are_added_up_in_place(uses: int) -> None:
-    """As the engine does when nobody looks on: there are never more than two, beside the weight."""
+def test_gradients_of_a_reused_embedding_accumulate_in_place(uses: int) -> None:
+    """As autograd does without a dispatch mode: there are never more than two gradients beside the weight."""
 
     def build() -> Callable[[], None]:
-        table, words = torch.nn.Embedding(10_000, 100), torch.zeros(7, dtype=torch.long)
+        table, ids = torch.nn.Embedding(10_000, 100), torch.zeros(7, dtype=torch.long)
 
         def step() -> None:
-            sum((table(words) * number).sum() for number in range(uses)).backward()
+            sum((table(ids) * number).sum() for number in range(uses)).backward()
             table.zero_grad()
 
         return step

@@ -1,4 +1,4 @@
-"""The rehearsal against the same training on real tensors, moment by moment and kind by kind."""
+"""The simulation against the same training on real tensors, phase by phase."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ RECIPES = [
     "lora:merge=false,dropout=0.1 gradient-checkpointing",
     "lora chunked-layers:size=2 adafactor optimizer-in-backward",
 ]
-Moments = dict[str, dict[MemoryKind, int]]
+Phases = dict[str, dict[MemoryKind, int]]
 
 
 def job_of(folder: Path) -> Job:
     return Job(model=str(folder), data="none", batch_size=8, max_length=24, random_weights=True)
 
 
-def company_of(folder: Path) -> SimulationSetup:
+def setup_of(folder: Path) -> SimulationSetup:
     return SimulationSetup(job_of(folder), CPU, LABELS, TOKENIZER)
 
 
-def traced(folder: Path, recipe: str = "", shapes: BatchShapes = SHAPES, *, fake: bool = True) -> Moments:
-    words = Recipe.parse(recipe.split())
-    trace = trace_training(job_of(folder), words, CPU, LABELS, TOKENIZER, lambda _: shapes, fake=fake).trace
+def traced(folder: Path, recipe: str = "", shapes: BatchShapes = SHAPES, *, fake: bool = True) -> Phases:
+    parsed = Recipe.parse(recipe.split())
+    trace = trace_training(job_of(folder), parsed, CPU, LABELS, TOKENIZER, lambda _: shapes, fake=fake).trace
     return phases_of(Timeline.of(trace, constant_sizes(trace)), CPU, [(s.rows, s.length) for s in trace.sections])
 
 
-def billed(folder: Path, recipe: str, lengths: Lengths) -> Moments:
-    return Simulation(company_of(folder), lengths).estimate(Recipe.parse(recipe.split())).phases
+def estimated_phases(folder: Path, recipe: str, lengths: Lengths) -> Phases:
+    return Simulation(setup_of(folder), lengths).estimate(Recipe.parse(recipe.split())).phases
 
 
 def total(kinds: dict[MemoryKind, int]) -> int:
@@ -82,7 +82,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fake_tensors_allocate_as_real_ones(folder: Path, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "adamw-8bit" in recipe:
         skip_unless_installed("adamw-8bit")
         monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)  # the model is tiny
@@ -95,7 +95,7 @@ def test_shapes_alone_take_what_real_tensors_take(folder: Path, recipe: str, mon
 @pytest.mark.parametrize(
     "recipe", ["", "tiled-attention", "tiled-attention chunked-layers:size=2", "tiled-attention gradient-checkpointing"]
 )
-def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str) -> None:
+def test_dropout_on_fake_tensors_allocates_as_on_real_ones(tmp_path: Path, recipe: str) -> None:
     small_config("Bert", **DROPOUT).save_pretrained(tmp_path)
     predicted, found = traced(tmp_path, recipe), traced(tmp_path, recipe, fake=False)
     for phase in ("forward", "backward"):
@@ -103,29 +103,29 @@ def test_dropout_takes_what_it_takes_on_real_tensors(tmp_path: Path, recipe: str
 
 
 @pytest.mark.parametrize("padded", [True, False])
-def test_a_causal_model_keeps_no_scores_with_a_mask_or_without(tmp_path: Path, padded: bool) -> None:
+def test_tiled_attention_of_a_causal_model_keeps_no_scores_with_or_without_mask(tmp_path: Path, padded: bool) -> None:
     small_config("GPT2", attn_pdrop=0.1).save_pretrained(tmp_path)
     shapes = replace(SHAPES, padded=padded)
-    predicted, found = (traced(tmp_path, "tiled-attention", shapes, fake=alone) for alone in (True, False))
+    predicted, found = (traced(tmp_path, "tiled-attention", shapes, fake=fake) for fake in (True, False))
     for phase in ("forward", "backward"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
 
 
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
-def test_every_architecture_is_rehearsed(folder: Path) -> None:
+def test_every_architecture_can_be_simulated(folder: Path) -> None:
     predicted, found = traced(folder), traced(folder, fake=False)
     assert set(predicted) == USUAL
     for phase in ("forward", "backward", "step"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
 
 
-def test_a_play_whose_time_cannot_be_told_holds_for_itself_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unlike(*given: object) -> None:
+def test_a_trace_whose_op_counts_do_not_scale_is_fixed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> None:
         raise NotExtrapolable
 
-    assert Simulation(company_of(folder), Lengths.uniform(8, 23))._trace_training(Recipe()).for_all
-    monkeypatch.setattr(OpCounts, "by_shape", unlike)
-    assert not Simulation(company_of(folder), Lengths.uniform(8, 23))._trace_training(Recipe()).for_all
+    assert Simulation(setup_of(folder), Lengths.uniform(8, 23))._trace(Recipe()).is_scalable
+    monkeypatch.setattr(OpCounts, "by_shape", fail)
+    assert not Simulation(setup_of(folder), Lengths.uniform(8, 23))._trace(Recipe()).is_scalable
 
 
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)
@@ -142,38 +142,38 @@ def test_a_play_whose_time_cannot_be_told_holds_for_itself_only(folder: Path, mo
         "gradient-checkpointing adafactor optimizer-in-backward",
     ],
 )
-def test_one_play_makes_the_bill_for_every_slice(folder: Path, recipe: str) -> None:
+def test_one_trace_gives_the_estimate_for_every_micro_batch_size(folder: Path, recipe: str) -> None:
     lengths = Lengths.uniform(8, 23)
-    parts = Simulation(company_of(folder), lengths)._trace_training(Recipe.parse(recipe.split()))
-    assert parts.for_all
-    shapes = lengths.worst(parts.parts)
+    found = Simulation(setup_of(folder), lengths)._trace(Recipe.parse(recipe.split()))
+    assert found.is_scalable
+    shapes = lengths.worst_shapes(found.parts)
     exact = traced(
         folder,
         recipe,
-        BatchShapes(shapes.slices, [shapes.evaluation], shapes.padded, feature_cache=shapes.feature_cache),
+        BatchShapes(shapes.micro_batches, [shapes.evaluation], shapes.padded, feature_cache=shapes.feature_cache),
     )
-    predicted = billed(folder, recipe, lengths)
+    predicted = estimated_phases(folder, recipe, lengths)
     for phase, kinds in exact.items():
         assert total(predicted[phase]) == pytest.approx(total(kinds), rel=0.01), phase
 
 
 @pytest.mark.parametrize("tokens", [23, 48, 70])
 @pytest.mark.parametrize("recipe", ["", "tiled-attention"])
-def test_of_slices_by_tokens_the_largest_is_billed(folder: Path, recipe: str, tokens: int) -> None:
-    """Few long texts or many short ones, whichever takes more."""
+def test_the_largest_micro_batch_by_tokens_is_estimated(folder: Path, recipe: str, tokens: int) -> None:
+    """Few long rows or many short ones, whichever needs more memory."""
     batches = np.array([[23] * 8, [12] * 8, [20, 20, 7, 7, 6, 5, 4, 3]])
-    lengths, words = Lengths(batches, (23,) * 8), f"{recipe} micro-batch:tokens={tokens}"
-    parts = Simulation(company_of(folder), lengths).traced(Recipe.parse(words.split()))[1]
-    slices, evaluation = set(lengths.slices(parts)), [lengths.worst(parts).evaluation]
-    exact = [traced(folder, recipe, BatchShapes([shape, shape], evaluation)) for shape in slices]
-    predicted = billed(folder, words, lengths)
+    lengths, specs = Lengths(batches, (23,) * 8), f"{recipe} micro-batch:tokens={tokens}"
+    parts = Simulation(setup_of(folder), lengths).traced(Recipe.parse(specs.split()))[1]
+    shapes, evaluation = set(lengths.micro_batches(parts)), [lengths.worst_shapes(parts).evaluation]
+    exact = [traced(folder, recipe, BatchShapes([shape, shape], evaluation)) for shape in shapes]
+    predicted = estimated_phases(folder, specs, lengths)
     for phase in ("forward", "backward"):
         largest = max(total(kinds[phase]) for kinds in exact)
         assert total(predicted[phase]) == pytest.approx(largest, rel=0.01), phase
 
 
-def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> None:
-    simulation = Simulation(company_of(folder), Lengths.uniform(8, 24))
+def test_the_estimate_has_four_four_and_eight_bytes_per_parameter(folder: Path) -> None:
+    simulation = Simulation(setup_of(folder), Lengths.uniform(8, 24))
     estimate = simulation.estimate(Recipe())
     kinds = estimate.phases["step"]
     assert kinds[MemoryKind.WEIGHTS] == pytest.approx(4 * estimate.parameters, rel=0.02)
@@ -191,14 +191,14 @@ def test_the_bill_shows_four_four_and_eight_bytes_a_parameter(folder: Path) -> N
         ("max-length:tokens=8", MemoryKind.ACTIVATIONS, "forward"),
     ],
 )
-def test_each_rung_saves_where_it_says(folder: Path, recipe: str, kind: MemoryKind, phase: str) -> None:
+def test_each_strategy_shrinks_its_memory_kind(folder: Path, recipe: str, kind: MemoryKind, phase: str) -> None:
     lengths = Lengths.uniform(8, 24)
-    plain, used = (billed(folder, words, lengths) for words in ("", recipe))
-    assert used[phase][kind] < 0.7 * plain[phase][kind]
+    baseline, used = (estimated_phases(folder, specs, lengths) for specs in ("", recipe))
+    assert used[phase][kind] < 0.7 * baseline[phase][kind]
 
 
-def test_what_cannot_be_rehearsed_can_be_tried_out(tmp_path: Path, tiny_model: Path, reviews: Path) -> None:
-    """A mixture of experts runs a kernel that knows no fp32 without data."""
+def test_a_model_that_cannot_be_simulated_can_be_probed(tmp_path: Path, tiny_model: Path, reviews: Path) -> None:
+    """A mixture of experts runs a kernel that does not support fp32 on fake tensors."""
     import shutil
 
     from transformers import MixtralConfig
@@ -212,13 +212,13 @@ def test_what_cannot_be_rehearsed_can_be_tried_out(tmp_path: Path, tiny_model: P
     for file in tiny_model.glob("*token*"):
         shutil.copy(file, tmp_path / "experts")
     job = Job(model=str(tmp_path / "experts"), data=str(reviews), max_length=32)
-    with pytest.raises(ModelError, match=r"cannot be rehearsed: .*--probe"):
+    with pytest.raises(ModelError, match=r"cannot be simulated: .*--probe"):
         estimate(job)
-    estimate = estimate(job, probe=True)
-    assert estimate.phases["step"][MemoryKind.OPTIMIZER_STATE] == pytest.approx(8 * estimate.parameters, rel=0.02)
+    found = estimate(job, probe=True)
+    assert found.phases["step"][MemoryKind.OPTIMIZER_STATE] == pytest.approx(8 * found.parameters, rel=0.02)
 
 
-def test_the_operation_that_looks_at_the_data_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_that_reads_tensor_values_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import BertForSequenceClassification
 
     from tightfit.errors import ModelError
@@ -228,28 +228,28 @@ def test_the_operation_that_looks_at_the_data_is_named(tmp_path: Path, monkeypat
 
     small_config("Bert").save_pretrained(tmp_path)
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
-    with pytest.raises(ModelError, match=r"looks at the data \(aten.nonzero.default\)"):
-        billed(tmp_path, "", Lengths.uniform(8, 24))
+    with pytest.raises(ModelError, match=r"reads tensor values \(aten.nonzero.default\)"):
+        estimated_phases(tmp_path, "", Lengths.uniform(8, 24))
 
 
 @pytest.mark.parametrize("folder", ["Bert", "T5"], indirect=True)
-def test_a_mask_is_there_only_where_texts_differ_in_length(folder: Path) -> None:
+def test_a_mask_is_allocated_only_where_lengths_differ(folder: Path) -> None:
     """As in a real run: transformers drops a mask of ones."""
-    import numpy as np
-
-    alike, unlike = Lengths.uniform(8, 24), Lengths(np.array([[24, 24, 24, 24, 9, 9, 9, 8]]), (24,) * 8)
-    assert total(billed(folder, "", alike)["forward"]) < total(billed(folder, "", unlike)["forward"])
-    sliced = [
-        total(billed(folder, "micro-batch:size=4 max-length:tokens=8", lengths)["forward"])
-        for lengths in (alike, unlike)
+    equal, different = Lengths.uniform(8, 24), Lengths(np.array([[24, 24, 24, 24, 9, 9, 9, 8]]), (24,) * 8)
+    assert total(estimated_phases(folder, "", equal)["forward"]) < total(
+        estimated_phases(folder, "", different)["forward"]
+    )
+    forward = [
+        total(estimated_phases(folder, "micro-batch:size=4 max-length:tokens=8", lengths)["forward"])
+        for lengths in (equal, different)
     ]
-    assert sliced[0] == sliced[1]
+    assert forward[0] == forward[1]
 
 
-def test_bills_do_not_depend_on_the_order_they_are_made_in(folder: Path) -> None:
-    simulation = Simulation(company_of(folder), Lengths.uniform(8, 24))
+def test_estimates_do_not_depend_on_their_order(folder: Path) -> None:
+    simulation = Simulation(setup_of(folder), Lengths.uniform(8, 24))
     recipes = [
-        Recipe.parse(words) for words in (["micro-batch:size=2"], [], ["max-length:tokens=8"], ["micro-batch:size=2"])
+        Recipe.parse(specs) for specs in (["micro-batch:size=2"], [], ["max-length:tokens=8"], ["micro-batch:size=2"])
     ]
     phases = [simulation.estimate(recipe).phases for recipe in recipes]
     assert phases[0] == phases[3]

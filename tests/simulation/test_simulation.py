@@ -1,4 +1,4 @@
-"""A pass and an optimizer played apart take what they take together, and plays on other cores what they take here."""
+"""Combined and parallel traces give the same estimates as full traces in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulation.test_simulate import LABELS, TOKENIZER, job_of
 from tightfit.device import GPUS, Device
 from tightfit.processes import usable_cpus
 from tightfit.simulation import simulation as simulation_module
-from tightfit.simulation.simulation import Simulation, SimulationSetup, _halves, trace_in_parallel
+from tightfit.simulation.simulation import Simulation, SimulationSetup, _separate_parts, trace_in_parallel
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe
@@ -25,63 +25,65 @@ LENGTHS = Lengths.uniform(8, 24)
 def simulation(folder: Path, device: Device = CPU) -> Simulation:
     small_config("Bert", 6).save_pretrained(folder)
     return Simulation(
-        SimulationSetup(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, always_padded=True, overhead=0
+        SimulationSetup(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
     )
 
 
-@pytest.mark.parametrize("device", [CPU, GPUS["T4 16GB"]], ids=lambda device: device.title)
+@pytest.mark.parametrize("device", [CPU, GPUS["T4 16GB"]], ids=lambda device: device.label)
 @pytest.mark.parametrize(
-    "words",
+    "specs",
     ["gradient-checkpointing adafactor", "gradient-checkpointing:every=2 adamw-16bit", "micro-batch:size=2 adafactor"],
 )
-def test_spliced_bills_are_those_of_whole_plays(
-    tmp_path: Path, device: Device, words: str, monkeypatch: pytest.MonkeyPatch
+def test_combined_traces_equal_full_traces(
+    tmp_path: Path, device: Device, specs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _is_as_whole(tmp_path, device, words, monkeypatch)
+    _check_combined(tmp_path, device, specs, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "specs",
     [
         "gradient-checkpointing offload-optimizer",
         "mixed-precision adafactor",
         "mixed-precision offload-optimizer adamw-16bit",
     ],
 )
-def test_so_are_those_of_what_only_cards_do(tmp_path: Path, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _is_as_whole(tmp_path, GPUS["T4 16GB"], words, monkeypatch)
+def test_combined_traces_equal_full_traces_for_gpu_strategies(
+    tmp_path: Path, specs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _check_combined(tmp_path, GPUS["T4 16GB"], specs, monkeypatch)
 
 
-def _is_as_whole(folder: Path, device: Device, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe.parse(words.split())
-    assert _halves(recipe) is not None
-    spliced = simulation(folder, device).estimate(recipe)
-    monkeypatch.setattr(Simulation, "_spliced", lambda *_: None)
-    whole = simulation(folder, device).estimate(recipe)
-    assert (spliced.phases, spliced.host) == (whole.phases, whole.host)
+def _check_combined(folder: Path, device: Device, specs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = Recipe.parse(specs.split())
+    assert _separate_parts(recipe) is not None
+    combined = simulation(folder, device).estimate(recipe)
+    monkeypatch.setattr(Simulation, "_combined", lambda *_: None)
+    full = simulation(folder, device).estimate(recipe)
+    assert (combined.phases, combined.host) == (full.phases, full.host)
 
 
 @pytest.mark.skipif(usable_cpus() < 2, reason="needs two cores and fork")
-def test_plays_on_other_cores_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_traces_equal_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = [
-        Recipe.parse(words.split()) for words in ("", "gradient-checkpointing", "adafactor", "chunked-layers:size=2")
+        Recipe.parse(specs.split()) for specs in ("", "gradient-checkpointing", "adafactor", "chunked-layers:size=2")
     ]
-    run_in_fork, here = simulation(tmp_path), simulation(tmp_path)
-    trace_in_parallel(run_in_fork, recipes)
+    parallel, here = simulation(tmp_path), simulation(tmp_path)
+    trace_in_parallel(parallel, recipes)
     estimates = [here.estimate(recipe).phases for recipe in recipes]
-    assert not run_in_fork.missing(recipes)
-    monkeypatch.setattr(Simulation, "_trace_training", lambda *_: pytest.fail("played again"))
-    assert [run_in_fork.estimate(recipe).phases for recipe in recipes] == estimates
+    assert not parallel.missing(recipes)
+    monkeypatch.setattr(Simulation, "_trace", lambda *_: pytest.fail("traced again"))
+    assert [parallel.estimate(recipe).phases for recipe in recipes] == estimates
 
 
 _SETTINGS = {"micro-batch": ":size=2", "chunked-layers": ":size=2", "max-length": ":tokens=8"}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_play_can_go_from_process_to_process(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many cores there are: what cannot would end a plan where there are two."""
+def test_every_traced_recipe_can_be_pickled(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tested in one process, so that it does not depend on the number of cores."""
     skip_unless_installed(name)
     monkeypatch.setattr(simulation_module, "_forked", simulation(tmp_path, GPUS["A100 40GB"]))
-    traced = simulation_module._trace_training(Recipe.parse([name + _SETTINGS.get(name, "")]))
-    assert (traced is None) == (name in ("lora", "freeze"))  # which hold their model: played where they are asked for
+    traced = simulation_module._trace_in_worker(Recipe.parse([name + _SETTINGS.get(name, "")]))
+    assert (traced is None) == (name in ("lora", "freeze"))  # they hold their model, so they are traced on demand
     assert (pickle.loads(pickle.dumps(traced)) is None) == (traced is None)

@@ -1,4 +1,4 @@
-"""One contract for all strategies: the price tag of each is true, alone and with every other."""
+"""The contract of all strategies: result and memory are as declared, alone and combined with every other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXAMPLES = {
     "max-length": "max-length:tokens=8",
 }
 STEPS = 40
-SAME, CLOSE = 1e-5, 0.1  # how far losses, and what was learnt of them, may be apart, relative
+SAME, CLOSE = 1e-5, 0.1  # relative tolerance of losses, and of how far they fall
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Outcome:
     kinds: dict[MemoryKind, int]
 
 
-class Moments:
-    """Looks at what is kept when a backward pass begins: activations, and gradients of earlier slices."""
+class PhaseProbe:
+    """Measures the activations at the start of each backward pass, without gradients of earlier micro-batches."""
 
     def __init__(self, live: LiveBytes, model: torch.nn.Module) -> None:
         self.live, self.model, self.activations = live, model, 0
 
-    def __call__(self, name: str) -> Moments:
+    def __call__(self, name: str) -> PhaseProbe:
         if name == "backward":
             self.activations = max(self.activations, self.live.now - gradient_bytes(self.model))
         return self
@@ -71,32 +71,32 @@ def gradient_bytes(model: torch.nn.Module) -> int:
     return bytes_of(p.grad for p in model.parameters() if p.grad is not None)
 
 
-def dealt(parts: Parts, step: int) -> dict[str, torch.Tensor]:
-    """Two batches in turn, learnt by heart; where rows of like length shall meet, from the same rows."""
-    if not parts.pool:
+def next_batch(parts: Parts, step: int) -> dict[str, torch.Tensor]:
+    """Two alternating batches, which the model memorizes; with length bucketing, two batches of the same rows."""
+    if not parts.bucket_batches:
         return batch_of(parts, seed=step % 2)
     both = [batch_of(parts, seed=seed) for seed in range(2)]
     rows = {key: torch.cat([batch[key] for batch in both]) for key in both[0]}
-    order = LengthBuckets(rows["attention_mask"].sum(dim=1).tolist(), ROWS, parts.pool).order(seed=step // 2)
+    order = LengthBuckets(rows["attention_mask"].sum(dim=1).tolist(), ROWS, parts.bucket_batches).order(seed=step // 2)
     chosen = order[ROWS * (step % 2) : ROWS * (step % 2 + 1)]
     return {key: value[chosen] for key, value in rows.items()}
 
 
-def run(*words: str, **model: float) -> Outcome:
-    """A few steps as the trainer does them, with the bytes of each kind."""
-    parts = parts_of(*words, model=build("Bert", **model))
+def run(*specs: str, **model: float) -> Outcome:
+    """Some steps as the trainer runs them, with the bytes of each kind of memory."""
+    parts = parts_of(*specs, model=build("Bert", **model))
     optimizer, losses, activations, inputs = build_optimizer(parts), [], 0, 0
     for step in range(STEPS):
-        batch = dealt(parts, step)
+        batch = next_batch(parts, step)
         inputs = bytes_of(batch.values())
         with LiveBytes() as live, torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
-            slices = weighted_micro_batches(parts.model, batch, parts.slices, sort=parts.layer_rows is not None)
-            phases = Moments(live, parts.model)
-            losses.append(float(run_micro_batches(parts.model, slices, torch.Tensor.backward, phases)))
+            weighted = weighted_micro_batches(parts.model, batch, parts.row_limits, sort=parts.layer_rows is not None)
+            phases = PhaseProbe(live, parts.model)
+            losses.append(float(run_micro_batches(parts.model, weighted, torch.Tensor.backward, phases)))
         gradients = gradient_bytes(parts.model)
         activations = max(activations, phases.activations)
         torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
-        with LiveBytes():  # sees what is made in host memory
+        with LiveBytes():  # marks what is allocated in host memory
             optimizer.step()
         optimizer.zero_grad()
     state = [value for values in optimizer.state.values() for value in values.values()]
@@ -113,13 +113,13 @@ def run(*words: str, **model: float) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Outcome:
+def baseline() -> Outcome:
     return run()
 
 
 @pytest.fixture(autouse=True)
-def _small_tensors_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Most tensors of a tiny model are too small for adamw-8bit to bother."""
+def _quantize_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tensors of a tiny model are below the size from which adamw-8bit quantizes."""
     if STRATEGIES["adamw-8bit"].is_available():
         monkeypatch.setattr("tightfit.optimizers.adamw_8bit._SMALL", 256)
 
@@ -133,63 +133,63 @@ def test_every_strategy_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_does_to_the_result_what_it_says(name: str, plain: Outcome) -> None:
+def test_the_effect_on_the_result_is_as_declared(name: str, baseline: Outcome) -> None:
     losses = run(EXAMPLES[name]).losses
     result = strategy_of(name).result
     if result is Result.SAME:
-        assert losses == pytest.approx(plain.losses, rel=SAME)
+        assert losses == pytest.approx(baseline.losses, rel=SAME)
     elif result is Result.CLOSE:
-        learnt, should = losses[0] - losses[-1], plain.losses[0] - plain.losses[-1]
-        assert should > 0.5, "the plain training must learn something to be compared with"
-        assert learnt == pytest.approx(should, rel=CLOSE)
-        assert losses != pytest.approx(plain.losses, rel=SAME), "it should be called 'same'"
+        decrease, expected = losses[0] - losses[-1], baseline.losses[0] - baseline.losses[-1]
+        assert expected > 0.5, "the baseline must learn something to be compared with"
+        assert decrease == pytest.approx(expected, rel=CLOSE)
+        assert losses != pytest.approx(baseline.losses, rel=SAME), "its result should be declared 'same'"
     else:
-        assert losses != pytest.approx(plain.losses, rel=SAME), "it should be called 'same'"
+        assert losses != pytest.approx(baseline.losses, rel=SAME), "its result should be declared 'same'"
 
 
 @pytest.fixture(scope="module")
-def plain_with_dropout() -> Outcome:
+def baseline_with_dropout() -> Outcome:
     return run(**DROPOUT)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_shrinks_what_it_says_and_nothing_grows(name: str, plain_with_dropout: Outcome) -> None:
-    before = plain_with_dropout.kinds
+def test_it_frees_the_declared_kinds_of_memory_and_no_kind_grows(name: str, baseline_with_dropout: Outcome) -> None:
+    before = baseline_with_dropout.kinds
     for kind, size in run(EXAMPLES[name], **DROPOUT).kinds.items():
         if kind in strategy_of(name).frees:
-            assert size < before[kind], f"{kind.value} do not shrink"
+            assert size < before[kind], f"{kind.value}: not freed"
         else:
-            assert size <= 1.02 * before[kind], f"{kind.value} grow"
+            assert size <= 1.02 * before[kind], f"{kind.value}: grew"
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(EXAMPLES, 2)))
-def test_two_together_work_or_say_why_not(first: str, second: str) -> None:
-    words = EXAMPLES[first], EXAMPLES[second]
+def test_pairs_work_or_are_rejected_with_a_reason(first: str, second: str) -> None:
+    specs = EXAMPLES[first], EXAMPLES[second]
     if strategy_of(first).exclusive and strategy_of(first).exclusive == strategy_of(second).exclusive:
-        with pytest.raises(RecipeError, match=r"clash: both choose the [\w ]+\. Keep one\.$"):
-            run(*words)
+        with pytest.raises(RecipeError, match=r"clash: both set the [\w ]+\. Keep one\.$"):
+            run(*specs)
         return
     if second == "optimizer-in-backward" and strategy_of(first).exclusive == "micro-batch":
         with pytest.raises(
-            RecipeError, match=r"clash: a step would need 4 backward passes. Use chunked-layers:size=2 in"
+            RecipeError, match=r"clash: a step would need 4 backward passes. Use chunked-layers:size=2 instead"
         ):
-            run(*words)
+            run(*specs)
         return
-    outcome = run(*words)
+    outcome = run(*specs)
     assert all(loss == loss and loss > 0 for loss in outcome.losses)
     if Result.SAME is strategy_of(first).result is strategy_of(second).result:
         assert outcome.losses == pytest.approx(run().losses, rel=SAME)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_its_word_reads_back_as_itself(name: str) -> None:
+def test_its_spec_parses_to_the_same_strategy(name: str) -> None:
     strategy = Recipe.parse([EXAMPLES[name]]).strategies[0]
     assert Recipe.parse([strategy.spec]).strategies[0] == strategy
     assert strategy.spec == EXAMPLES[name]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_it_explains_itself(name: str) -> None:
+def test_its_module_docstring_and_summary_explain_it(name: str) -> None:
     strategy = strategy_of(name)
     module = __import__(strategy.__module__, fromlist=["x"])
     assert len(module.__doc__ or "") > 150, "a strategy's file opens with what it frees and why"

@@ -1,4 +1,4 @@
-"""Checkpointing on every architecture, and beside frozen layers."""
+"""Gradient checkpointing on every architecture, and with frozen layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def checkpointed(model: Any, every: int = 1) -> Any:
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("every", [1, 2])
-def test_gradients_are_the_same(architecture: str, every: int) -> None:
+def test_gradients_are_unchanged_and_layers_are_recomputed(architecture: str, every: int) -> None:
     batch = make_batch(4)
     model = build(architecture)
     model(**batch).loss.backward()
@@ -27,14 +27,14 @@ def test_gradients_are_the_same(architecture: str, every: int) -> None:
     checkpointed(model, every)(**batch).loss.backward()
     assert (gradients(model) - expected).norm() <= 1e-6 * expected.norm()
     recomputed = {name: seen["forward"] for name, seen in calls.items()}
-    assert any(count > 1 for count in recomputed.values()), "no layer was computed again"
+    assert any(count > 1 for count in recomputed.values()), "no layer was recomputed"
     if every == 2 and architecture not in ("Albert", "T5"):
-        once, twice = sorted(recomputed.values())  # DeBERTa-v3 uses its first map twice in one pass
+        once, twice = sorted(recomputed.values())  # DeBERTa-v3 uses its first linear layer twice in one pass
         assert twice == 2 * once
 
 
 def count_layer_calls(model: Any) -> dict[str, dict[str, int]]:
-    """How often each layer's first linear map runs."""
+    """Counts the calls of each layer's first module with parameters."""
     from tightfit.models import layer_stacks
 
     seen: dict[str, dict[str, int]] = {}
@@ -46,8 +46,8 @@ def count_layer_calls(model: Any) -> dict[str, dict[str, int]]:
     return seen
 
 
-def test_it_does_not_undo_freezing() -> None:
-    """transformers' own switch makes the embeddings' output require a gradient: the whole frozen stack is run back."""
+def test_frozen_layers_stay_out_of_the_backward_pass() -> None:
+    """gradient_checkpointing_enable() makes the embeddings' output require a gradient, and so every frozen layer's."""
     model = build("Bert")
     freeze(model)
     outputs: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Which number format a device gets, and where there is none."""
+"""The 16-bit format that a device gets, and devices without one."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tightfit.strategies.parts import Precision
 def choose(dtype: str, *, bf16: bool, fp16: bool) -> Precision:
     from dataclasses import replace
 
-    parts = replace(parts_of(), device=Device("cuda:0", "a card", bf16=bf16, fp16=fp16))
+    parts = replace(parts_of(), device=Device("cuda:0", "a GPU", bf16=bf16, fp16=fp16))
     return MixedPrecision(dtype=dtype).apply(parts).precision  # type: ignore[arg-type]
 
 
-def test_bf16_where_there_is_bf16_else_fp16() -> None:
+def test_bf16_is_preferred_to_fp16() -> None:
     assert choose("auto", bf16=True, fp16=True) is Precision.BF16
     assert choose("auto", bf16=False, fp16=True) is Precision.FP16
     assert choose("fp16", bf16=True, fp16=True) is Precision.FP16
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bf16", "fp16", "says"),
+    ("dtype", "bf16", "fp16", "message"),
     [
         ("auto", False, False, "neither bf16 nor fp16. Leave it out."),
         ("bf16", False, True, "has no bf16. Use mixed-precision:dtype=fp16."),
         ("fp16", True, False, "has no fp16. Use mixed-precision:dtype=bf16."),
     ],
 )
-def test_refused_with_a_reason(dtype: str, bf16: bool, fp16: bool, says: str) -> None:
-    with pytest.raises(RecipeError, match=says):
+def test_unsupported_formats_are_rejected_with_a_suggestion(dtype: str, bf16: bool, fp16: bool, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
         choose(dtype, bf16=bf16, fp16=fp16)

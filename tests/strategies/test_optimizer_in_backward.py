@@ -1,4 +1,4 @@
-"""Parameters are stepped when their gradients arrive, and nothing is kept alive by that."""
+"""Parameters are stepped when their gradients are complete, without keeping the model alive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from parts import batch_of, parts_of
 
 from tightfit.engine.assembly import build_optimizer
-from tightfit.optimizers.in_backward import forget_norms
+from tightfit.optimizers.in_backward import reset_grad_norms
 
-LIMIT = 1e-3  # far below what the gradients' norm is
+LIMIT = 1e-3  # far below the norm of the gradients
 
 
-def test_every_parameter_moves_and_no_gradient_is_left() -> None:
+def test_parameters_are_updated_and_gradients_freed() -> None:
     parts = parts_of("adafactor", "optimizer-in-backward")
     optimizer = build_optimizer(parts)
     before = {name: p.detach().clone() for name, p in parts.model.named_parameters()}
@@ -28,7 +28,7 @@ def test_every_parameter_moves_and_no_gradient_is_left() -> None:
     assert len(optimizer.state) == len(used)
 
 
-def test_the_model_goes_with_its_last_name() -> None:
+def test_the_model_is_freed_with_its_last_reference() -> None:
     parts = parts_of("adafactor", "optimizer-in-backward")
     optimizer = build_optimizer(parts)
     parts.model(**batch_of(parts, 1)).loss.backward()
@@ -39,8 +39,8 @@ def test_the_model_goes_with_its_last_name() -> None:
     assert weight() is None
 
 
-class Seen(torch.optim.Optimizer):
-    """Moves nothing and remembers the gradients it was given."""
+class RecordGradients(torch.optim.Optimizer):
+    """An optimizer that updates nothing and records its gradients."""
 
     def __init__(self, groups: Any, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
@@ -51,42 +51,44 @@ class Seen(torch.optim.Optimizer):
             self.gradients[parameter] = parameter.grad.clone()
 
 
-def watched(limit: float) -> tuple[Any, Seen, dict[str, torch.Tensor]]:
-    """A model whose gradients are clipped on arrival, and one whole batch for it."""
+def recording(limit: float) -> tuple[Any, RecordGradients, dict[str, torch.Tensor]]:
+    """A model whose gradients are clipped in the backward pass, its optimizer, and a batch for it."""
     torch.manual_seed(0)
-    parts = replace(parts_of("optimizer-in-backward"), optimizer=Seen, max_grad_norm=limit)
-    parts.model.eval()  # no dropout: every pass brings the same gradients
+    parts = replace(parts_of("optimizer-in-backward"), optimizer=RecordGradients, max_grad_norm=limit)
+    parts.model.eval()  # no dropout: every pass computes the same gradients
     optimizer = build_optimizer(parts)
-    assert isinstance(optimizer, Seen)
+    assert isinstance(optimizer, RecordGradients)
     return parts.model, optimizer, batch_of(parts, 1)
 
 
-def test_when_all_norms_are_known_gradients_are_clipped_as_torch_clips_them() -> None:
-    model, optimizer, batch = watched(LIMIT)
+def test_with_all_norms_known_clipping_equals_that_of_torch() -> None:
+    model, optimizer, batch = recording(LIMIT)
     model(**batch).loss.backward()
     first = dict(optimizer.gradients)
     model(**batch).loss.backward()
-    plain, unclipped, batch = watched(0)
-    plain(**batch).loss.backward()
+    baseline, unclipped, batch = recording(0)
+    baseline(**batch).loss.backward()
     for parameter, gradient in unclipped.gradients.items():
         parameter.grad = gradient
-    torch.nn.utils.clip_grad_norm_(plain.parameters(), LIMIT)
+    torch.nn.utils.clip_grad_norm_(baseline.parameters(), LIMIT)
     names = {p: name for name, p in model.named_parameters()}
-    expected = {name: p.grad for name, p in plain.named_parameters()}
+    expected = {name: p.grad for name, p in baseline.named_parameters()}
     for parameter, gradient in optimizer.gradients.items():
         torch.testing.assert_close(gradient, expected[names[parameter]])
     *_, last = first
     torch.testing.assert_close(first[last], expected[names[last]])
-    assert sum(g.square().sum() for g in first.values()) > LIMIT**2  # the first to come knew of nobody else
+    assert (
+        sum(g.square().sum() for g in first.values()) > LIMIT**2
+    )  # the first gradients were clipped without the norms of the others
 
 
-def test_norms_are_saved_and_loaded_and_can_be_forgotten() -> None:
-    model, optimizer, batch = watched(LIMIT)
+def test_norms_are_saved_and_loaded_and_can_be_reset() -> None:
+    model, optimizer, batch = recording(LIMIT)
     model(**batch).loss.backward()
     saved = copy.deepcopy(optimizer.state_dict())
     model(**batch).loss.backward()
     expected = dict(optimizer.gradients)
-    forget_norms(optimizer)
+    reset_grad_norms(optimizer)
     model(**batch).loss.backward()
     differ = [p for p in expected if not torch.equal(optimizer.gradients[p], expected[p])]
     assert differ

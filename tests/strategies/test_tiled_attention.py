@@ -1,4 +1,4 @@
-"""The attention that a recipe chooses, in models."""
+"""Tiled attention in models of every architecture."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from parts import ROWS, parts_of
 
 from tightfit.device import find_gpu
 from tightfit.errors import RecipeError
-from tightfit.strategies.tiled_attention import Attention
+from tightfit.strategies.tiled_attention import TiledAttention
 
-OWN_ATTENTION = ("DebertaV2", "DebertaV3", "MPNet", "T5")
+NOT_REPLACEABLE = ("DebertaV2", "DebertaV3", "MPNet", "T5")
 
 
-def learn(*words: str, **model: float) -> torch.Tensor:
-    parts = parts_of(*words, model=build("Bert", **model))
+def gradients_of(*specs: str, **model: float) -> torch.Tensor:
+    parts = parts_of(*specs, model=build("Bert", **model))
     torch.manual_seed(5)
     parts.model(**make_batch(ROWS)).loss.backward()
     return gradients(parts.model)
 
 
-@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in OWN_ATTENTION])
-def test_without_dropout_every_architecture_learns_the_same(architecture: str) -> None:
-    batch, plain = make_batch(ROWS), build(architecture)
-    plain(**batch).loss.backward()
-    expected = gradients(plain)
+@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in NOT_REPLACEABLE])
+def test_without_dropout_gradients_are_the_same_in_every_architecture(architecture: str) -> None:
+    batch, baseline = make_batch(ROWS), build(architecture)
+    baseline(**batch).loss.backward()
+    expected = gradients(baseline)
     parts = parts_of("tiled-attention", model=build(architecture))
     parts.model(**batch).loss.backward()
     assert (gradients(parts.model) - expected).norm() <= 1e-5 * expected.norm()
 
 
-@pytest.mark.parametrize("architecture", OWN_ATTENTION)
-def test_an_attention_of_its_own_is_left_alone(architecture: str) -> None:
-    with pytest.raises(RecipeError, match=r"finds no attention in \w+ that can be changed: leave it out\.$"):
+@pytest.mark.parametrize("architecture", NOT_REPLACEABLE)
+def test_attention_that_cannot_be_replaced_is_rejected(architecture: str) -> None:
+    with pytest.raises(RecipeError, match=r"finds no attention in \w+ that can be replaced: leave it out\.$"):
         parts_of("tiled-attention", model=build(architecture))
 
 
-def test_a_second_run_meets_the_same_dropout() -> None:
-    once = learn("tiled-attention", **DROPOUT)
-    assert torch.allclose(learn("tiled-attention", "gradient-checkpointing", **DROPOUT), once, atol=1e-7)
-    assert torch.allclose(learn("tiled-attention", **DROPOUT), once)
-    assert not torch.allclose(learn("tiled-attention"), once)
+def test_recomputation_uses_the_same_dropout_mask() -> None:
+    once = gradients_of("tiled-attention", **DROPOUT)
+    assert torch.allclose(gradients_of("tiled-attention", "gradient-checkpointing", **DROPOUT), once, atol=1e-7)
+    assert torch.allclose(gradients_of("tiled-attention", **DROPOUT), once)
+    assert not torch.allclose(gradients_of("tiled-attention"), once)
 
 
-def test_its_dropout_is_as_noisy_as_torchs() -> None:
-    """The same model, the same batch, many draws: losses spread alike around the same mean."""
+def test_dropout_changes_the_loss_as_much_as_that_of_torch() -> None:
+    """The same model and batch with many masks: the losses have the same mean and spread."""
 
-    def losses(*words: str) -> torch.Tensor:
-        model: Any = parts_of(*words, model=build("Bert", **DROPOUT)).model
+    def losses(*specs: str) -> torch.Tensor:
+        model: Any = parts_of(*specs, model=build("Bert", **DROPOUT)).model
         batch = make_batch(ROWS)
         torch.manual_seed(0)
         with torch.no_grad():
@@ -63,8 +63,8 @@ def test_its_dropout_is_as_noisy_as_torchs() -> None:
     assert float(ours.std()) == pytest.approx(float(theirs.std()), rel=0.2)
 
 
-def test_on_a_card_torch_does_it() -> None:
-    card = find_gpu("RTX 3060 12GB")
-    assert card is not None
-    parts = Attention().apply(replace(parts_of(), device=card))
+def test_on_a_gpu_the_fused_kernel_of_torch_is_used() -> None:
+    gpu = find_gpu("RTX 3060 12GB")
+    assert gpu is not None
+    parts = TiledAttention().apply(replace(parts_of(), device=gpu))
     assert parts.model.config._attn_implementation == "sdpa"

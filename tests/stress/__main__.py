@@ -1,6 +1,6 @@
-"""`make stress`: all of it, in some fifteen minutes. Writes records/reliability.json, which `make docs` shows.
+"""`make test-stress`: the whole suite in about fifteen minutes, written to records/reliability.json.
 
-`python -m stress kills fuzz` does those parts again and leaves what is written of the others.
+`python -m stress kills fuzz` runs only those parts and keeps the recorded results of the others.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stress.bad_inputs import Inputs
-from stress.disk import WAYS, Disk
-from stress.fixtures import NO_DROPOUT, Ground
+from stress.bad_inputs import BadInputs
+from stress.disk import FAULTS, FullDisk
+from stress.fixtures import NO_DROPOUT, Workspace
 from stress.fuzz import Fuzz
 from stress.kills import Kills
-from stress.limits import RECIPES, Limits
-from stress.low_memory import Hunger, cases
+from stress.limits import RECIPES, MemoryLimits
+from stress.low_memory import MemoryErrors, cases
 
 from tightfit.runs.record import versions
 
@@ -48,59 +48,59 @@ def _timed(part: str, folder: Path) -> dict[str, Any]:
     start, results = time.perf_counter(), []
     for number, result in enumerate(PARTS[part](folder / part), 1):
         results.append(result)
-        _say(f"{part} {number}: {'passed' if result['passed'] else f'FAILED {result}'}")
+        _log(f"{part} {number}: {'passed' if result['passed'] else f'FAILED {result}'}")
     counts = {"passed": sum(result.get("count", 1) * result["passed"] for result in results)}
     counts["of"] = sum(result.get("count", 1) for result in results)
-    whole = {**counts, "seconds": round(time.perf_counter() - start), "results": results}
-    _write(part, whole)
-    return whole
+    summary = {**counts, "seconds": round(time.perf_counter() - start), "results": results}
+    _write(part, summary)
+    return summary
 
 
 def _kills(folder: Path) -> Iterator[dict[str, Any]]:
-    kills = Kills(Ground(folder))
-    kills.ground.train("warm", max_steps=1)  # children begin with everything loaded
-    return (kills.suffer(number) for number in range(KILLED_RUNS))
+    kills = Kills(Workspace(folder))
+    kills.workspace.train("warm", max_steps=1)  # so that children start with all libraries loaded
+    return (kills.run_case(number) for number in range(KILLED_RUNS))
 
 
-def _hunger(folder: Path) -> Iterator[dict[str, Any]]:
-    hunger = Hunger(Ground(folder, **NO_DROPOUT))
-    return (hunger.suffer(case) for case in cases())
+def _memory_errors(folder: Path) -> Iterator[dict[str, Any]]:
+    memory_errors = MemoryErrors(Workspace(folder, **NO_DROPOUT))
+    return (memory_errors.run_case(case) for case in cases())
 
 
-def _limits(folder: Path) -> Iterator[dict[str, Any]]:
-    limits = Limits(folder)
-    return (limits.suffer(recipe) for recipe in RECIPES)
+def _memory_limits(folder: Path) -> Iterator[dict[str, Any]]:
+    limits = MemoryLimits(folder)
+    return (limits.run_case(recipe) for recipe in RECIPES)
 
 
 def _disk(folder: Path) -> Iterator[dict[str, Any]]:
-    disk = Disk(folder)
-    return (disk.suffer(way) for way in WAYS)
+    disk = FullDisk(folder)
+    return (disk.run_case(fault) for fault in FAULTS)
 
 
-def _inputs(folder: Path) -> Iterator[dict[str, Any]]:
-    inputs = Inputs(Ground(folder))
+def _bad_inputs(folder: Path) -> Iterator[dict[str, Any]]:
+    inputs = BadInputs(Workspace(folder))
     return ({"input": name, "passed": check()} for name, check in inputs.cases().items())
 
 
 def _fuzz(folder: Path) -> Iterator[dict[str, Any]]:
-    ground = Ground(folder)
-    ground.train("run")
-    record, about = (folder / "run" / file for file in ("run.json", "checkpoint-14/tightfit.json"))
-    found = Fuzz(folder / "fuzz", record.read_text("utf-8"), about.read_text("utf-8")).suffer(FUZZED_FILES)
+    workspace = Workspace(folder)
+    workspace.train("run")
+    record, manifest = (folder / "run" / file for file in ("run.json", "checkpoint-14/manifest.json"))
+    found = Fuzz(folder / "fuzz", record.read_text("utf-8"), manifest.read_text("utf-8")).run(FUZZED_FILES)
     yield {**found, "count": FUZZED_FILES, "passed": not found["unhandled"]}
 
 
 PARTS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
-    "hunger": _hunger,
-    "limits": _limits,
+    "memory_errors": _memory_errors,
+    "memory_limits": _memory_limits,
     "disk": _disk,
-    "inputs": _inputs,
+    "bad_inputs": _bad_inputs,
     "fuzz": _fuzz,
     "kills": _kills,
 }
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

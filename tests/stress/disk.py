@@ -1,6 +1,6 @@
-"""Disk: it fills up in the middle of a run, on a small file system of its own where that can be had.
+"""Full disks: a small file system, where one can be mounted, fills up during a run.
 
-Twice: full before a checkpoint is begun, and full while it is being written. Then room is made and the run resumed.
+It is full before a checkpoint is written, or becomes full while one is. Then space is freed and the run resumed.
 """
 
 from __future__ import annotations
@@ -15,53 +15,62 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from stress.fixtures import Ground, ending_of, in_child, same_bits
+from stress.fixtures import Workspace, same_bits, start_child, wait_for
 
 from tightfit.errors import SaveFailed
 from tightfit.training import checkpoints
 from tightfit.training.checkpoints import find_corruption, latest_checkpoint
 
 SIZE = 8 << 20
-WAYS = ("full before a checkpoint", "full within a checkpoint")
+FAULTS = ("full before a checkpoint", "full while a checkpoint is written")
 
 
-class Disk:
-    """Runs on a disk that fills up, beside one that had room."""
+class FullDisk:
+    """Runs on a disk that fills up, compared with a run on one with enough space."""
 
     def __init__(self, folder: Path) -> None:
-        self.ground = Ground(folder)
-        self.ground.train("roomy")
+        self.workspace = Workspace(folder)
+        self.workspace.train("reference")
 
-    def suffer(self, way: str) -> dict[str, Any]:
-        out = f"disk/{way.replace(' ', '-')}"
-        said = self.ground.folder / "said.txt"
-        with _small_disk(self.ground.folder / "disk") as kind:
-            code = ending_of(in_child(lambda: self._work(out, way, said, kind), self.ground.folder / "disk.log"))
-            sentence = said.read_text() if said.exists() else ""
-            last = latest_checkpoint(self.ground.folder / out)
-            whole = last is not None and last.name == "checkpoint-7" and find_corruption(last) is None
-            left = [path.name for path in (self.ground.folder / out).glob(".*")]
-            (self.ground.folder / "disk" / "filler").unlink(missing_ok=True)
-            self.ground.train(out, resume=True)
-            same = same_bits(self.ground.weights(out), self.ground.weights("roomy"))
-        clear = "could not be written" in sentence and "checkpoint-7 is whole" in sentence
-        passed = code == 1 and whole and clear and same and not left
-        return {"way": way, "disk": kind, "ended": code, "said": sentence, "last_whole": whole, "passed": passed}
+    def run_case(self, fault: str) -> dict[str, Any]:
+        out = f"disk/{fault.replace(' ', '-')}"
+        message_file = self.workspace.folder / "message.txt"
+        with _small_disk(self.workspace.folder / "disk") as kind:
+            code = wait_for(
+                start_child(lambda: self._work(out, fault, message_file, kind), self.workspace.folder / "disk.log")
+            )
+            message = message_file.read_text() if message_file.exists() else ""
+            last = latest_checkpoint(self.workspace.folder / out)
+            valid = last is not None and last.name == "checkpoint-7" and find_corruption(last) is None
+            leftovers = [path.name for path in (self.workspace.folder / out).glob(".*")]
+            (self.workspace.folder / "disk" / "filler").unlink(missing_ok=True)
+            self.workspace.train(out, resume=True)
+            same = same_bits(self.workspace.weights(out), self.workspace.weights("reference"))
+        clear = "could not be written" in message and f"the last checkpoint is …/{out}/checkpoint-7." in message
+        passed = code == 1 and valid and clear and same and not leftovers
+        return {
+            "fault": fault,
+            "disk": kind,
+            "exit_code": code,
+            "message": message,
+            "last_checkpoint_valid": valid,
+            "passed": passed,
+        }
 
-    def _work(self, out: str, way: str, said: Path, kind: str) -> int:
-        checked = contextlib.nullcontext() if way == WAYS[0] else _believing_in_room()
+    def _work(self, out: str, fault: str, message_file: Path, kind: str) -> int:
+        space_check = contextlib.nullcontext() if fault == FAULTS[0] else _without_space_check()
         try:
-            with checked, _filling(self.ground.folder / "disk" / "filler", kind):
-                self.ground.train(out)
+            with space_check, _filling(self.workspace.folder / "disk" / "filler", kind):
+                self.workspace.train(out)
         except SaveFailed as error:
-            said.write_text(str(error).replace(str(self.ground.folder), "…"))
+            message_file.write_text(str(error).replace(str(self.workspace.folder), "…"))
             return error.exit_code
         return 0
 
 
 @contextlib.contextmanager
 def _small_disk(folder: Path) -> Iterator[str]:
-    """A file system of 8 MiB in memory; without the right to mount one, a limit for the size of files instead."""
+    """A tmpfs of 8 MiB; without the right to mount one, a limit on the file size instead."""
     folder.mkdir(exist_ok=True)
     mounted = _mount(folder)
     try:
@@ -82,7 +91,7 @@ def _mount(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _filling(filler: Path, kind: str) -> Iterator[None]:
-    """After the first epoch's checkpoint somebody else takes all but a little of the disk."""
+    """After the checkpoint of the first epoch another file takes nearly all of the disk."""
     write = checkpoints.writing_checkpoint
 
     def filled(folder: Path, step: int, needed: int) -> Any:
@@ -98,8 +107,8 @@ def _filling(filler: Path, kind: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _believing_in_room() -> Iterator[None]:
-    """The disk fills only after its room was looked at."""
+def _without_space_check() -> Iterator[None]:
+    """The disk fills up after its free space was checked."""
     plenty = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1 << 40))
     with mock.patch.object(checkpoints, "shutil", plenty):
         yield

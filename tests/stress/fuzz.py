@@ -1,4 +1,4 @@
-"""Fuzz: data files, job files and records with bytes changed at random: read, or refused in a sentence."""
+"""Fuzzing: data files, job files and records with random mutations are read, or rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _ROWS = [{"label": number % 2, "review": f"row {number} 房间", "stars": number
 _JSON = json.dumps(_ROWS, ensure_ascii=False)
 _JSONL = "\n".join(json.dumps(row) for row in _ROWS) + "\n"
 _TSV = _CSV.replace(",", "\t")
-_YAML = "model: some/model\ndata: a.csv\nbatch-size: 8\nepochs: 1.5\ntext: [a, b]\nuse:\n- micro-batch:size=4\n- checkpoint\n"
+_YAML = (
+    "model: some/model\ndata: a.csv\nbatch-size: 8\nepochs: 1.5\ntext: [a, b]\n"
+    "use:\n- micro-batch:size=4\n- gradient-checkpointing\n"
+)
 _PLAN = (
     "plan:\n  version: 1\n  budget: 4096MB\n  device: cpu\n  peak_bytes: 9000\n  seconds_per_epoch: 1.5\n"
     "  result: same\n  data:\n    a.csv: 0123456789abcdef (1.0 KiB)\n"
@@ -34,15 +37,15 @@ _NASTY = (
 )  # fmt: skip
 
 
-def mutated(content: bytes, chance: random.Random) -> bytes:
-    """A few bytes changed, cut, doubled, swapped or put in."""
-    for _ in range(chance.randint(1, 3)):
-        at, end = sorted(chance.randint(0, len(content)) for _ in range(2))
-        kind = chance.randrange(6)
+def mutated(content: bytes, rng: random.Random) -> bytes:
+    """The content with one to three random mutations: bytes changed, removed, repeated, swapped or inserted."""
+    for _ in range(rng.randint(1, 3)):
+        at, end = sorted(rng.randint(0, len(content)) for _ in range(2))
+        kind = rng.randrange(6)
         if kind == 0:
-            content = content[:at] + bytes([chance.randrange(256)]) + content[at + 1 :]
+            content = content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :]
         elif kind == 1:
-            content = content[:at] + chance.choice(_NASTY) + content[at:]
+            content = content[:at] + rng.choice(_NASTY) + content[at:]
         elif kind == 2:
             content = content[:at] + content[end:]
         elif kind == 3:
@@ -73,16 +76,16 @@ def _read_record(path: Path) -> None:
     load_run(path.parent)
 
 
-def _read_about(path: Path) -> None:
+def _read_manifest(path: Path) -> None:
     read_manifest(path.parent)
     find_corruption(path.parent)
 
 
 class Fuzz:
-    """Reads mutated files, one after the other."""
+    """Reads mutated files of every kind."""
 
-    def __init__(self, folder: Path, record: str, about: str, seed: int = 0) -> None:
-        self.folder, self.chance = folder, random.Random(seed)
+    def __init__(self, folder: Path, record: str, manifest: str, seed: int = 0) -> None:
+        self.folder, self.rng = folder, random.Random(seed)
         folder.mkdir()
         self.kinds: dict[str, tuple[str, bytes, Callable[[Path], None]]] = {
             "csv": ("fuzz.csv", _CSV.encode(), _read_data),
@@ -94,22 +97,22 @@ class Fuzz:
             "yaml": ("fuzz.yaml", _YAML.encode(), _read_job),
             "plan": ("fuzz.yaml", (_YAML + _PLAN).encode(), _read_plan),
             "run.json": ("run.json", record.encode(), _read_record),
-            "manifest.json": ("manifest.json", about.encode(), _read_about),
+            "manifest.json": ("manifest.json", manifest.encode(), _read_manifest),
         }
 
-    def suffer(self, times: int) -> dict[str, object]:
-        """So many mutated files in all, each kind in its turn."""
-        ends: Counter[str] = Counter()
+    def run(self, files: int) -> dict[str, object]:
+        """Read this many mutated files, the kinds in rotation."""
+        outcomes: Counter[str] = Counter()
         unhandled: list[str] = []
-        for number in range(times):
+        for number in range(files):
             kind = list(self.kinds)[number % len(self.kinds)]
-            ends[self._read(kind, unhandled)] += 1
-        return {"files": times, "read": ends["read"], "rejected": ends["rejected"], "unhandled": unhandled}
+            outcomes[self._read(kind, unhandled)] += 1
+        return {"files": files, "read": outcomes["read"], "rejected": outcomes["rejected"], "unhandled": unhandled}
 
     def _read(self, kind: str, unhandled: list[str]) -> str:
         name, content, read = self.kinds[kind]
         path = self.folder / name
-        path.write_bytes(mutated(content, self.chance))
+        path.write_bytes(mutated(content, self.rng))
         try:
             read(path)
         except TightfitError as error:

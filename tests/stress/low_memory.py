@@ -1,8 +1,8 @@
-"""Hunger: memory runs out in the forward pass, the backward pass, the optimizer's step and the evaluation.
+"""Low memory: out-of-memory errors injected into the forward pass, the backward pass, the step and the evaluation.
 
-Each failure is one that a library really raises, put where it would come from. The run has to end with the same number
-of steps, the same batches and the same losses to rounding as the undisturbed one (dropout off: with it, fewer rows at
-once draw other masks, as any other slice does).
+Each error is one that a library really raises, raised where it would occur. The run has to finish with the same number
+of steps, the same batches and the same losses to rounding as the uninterrupted run. Dropout is off: with dropout other
+micro-batches have other masks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from stress.fixtures import STEPS_PER_EPOCH, Ground, losses
+from stress.fixtures import STEPS_PER_EPOCH, Workspace, losses
 
 from tightfit.optimizers.adafactor import Adafactor
 from tightfit.training import trainer
@@ -30,81 +30,80 @@ ERRORS = {
     ),
     "MemoryError": MemoryError(),
 }
-PLACES = ("forward", "backward", "optimizer step", "evaluation")
+PHASES = ("forward", "backward", "optimizer step", "evaluation")
 LAST = 2 * STEPS_PER_EPOCH - 1
 STEPS = {"first": 0, "middle": 9, "last": LAST}
 RECIPES = {
-    "plain": [],
-    "slices": ["micro-batch:size=4"],
+    "baseline": [],
+    "micro-batches": ["micro-batch:size=4"],
     "checkpointed": ["micro-batch:size=4", "gradient-checkpointing"],
-    "layers": ["chunked-layers:size=4"],
-    "in backward": ["chunked-layers:size=4", "adafactor", "optimizer-in-backward"],
+    "chunked layers": ["chunked-layers:size=4"],
+    "optimizer in backward": ["chunked-layers:size=4", "adafactor", "optimizer-in-backward"],
     "adafactor": ["adafactor", "micro-batch:size=4"],
-    "adapter": ["lora", "micro-batch:size=4"],
-    "frozen": ["freeze"],
+    "lora": ["lora", "micro-batch:size=4"],
+    "frozen encoder": ["freeze"],
 }
-_ROUNDING = 1e-4
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Case:
-    """Where, when and how memory runs out, and with which recipe."""
+    """Where, when and with which error memory runs out, and the recipe."""
 
-    place: str
+    phase: str
     when: str
     error: str
     recipe: str
 
 
 def cases() -> list[Case]:
-    """Every place, step and error text; recipes take turns."""
-    turns = itertools.cycle(RECIPES)
-    return [Case(place, when, error, next(turns)) for place in PLACES for when in STEPS for error in ERRORS]
+    """Every phase, step and error; the recipes rotate."""
+    recipes = itertools.cycle(RECIPES)
+    return [Case(phase, when, error, next(recipes)) for phase in PHASES for when in STEPS for error in ERRORS]
 
 
-class Hunger:
-    """Runs cases, each beside the undisturbed run of its recipe."""
+class MemoryErrors:
+    """Runs cases and compares each with the uninterrupted run of its recipe."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.ground = ground
-        self._undisturbed: dict[str, tuple[int, list[float]]] = {}
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self._uninterrupted: dict[str, tuple[int, list[float]]] = {}
 
-    def suffer(self, case: Case) -> dict[str, Any]:
+    def run_case(self, case: Case) -> dict[str, Any]:
         steps, expected = self._expected(case.recipe)
-        name = "-".join((case.place, case.when, case.error, case.recipe)).replace(" ", "_").replace("'", "")
-        with _failing(case) as failed:
-            run = self.ground.train(name, RECIPES[case.recipe])
-        found = losses(run)
-        difference = max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
-        said = [note for note in run.notes if "out of memory" in note]
-        passed = failed.times == 1 and run.steps == steps and difference < _ROUNDING and len(said) == 1
-        return {**vars(case), "passed": passed, "steps": run.steps, "difference": difference, "said": said}
+        name = "-".join((case.phase, case.when, case.error, case.recipe)).replace(" ", "_").replace("'", "")
+        with _failing(case) as failure:
+            run = self.workspace.train(name, RECIPES[case.recipe])
+        difference = max(abs(a - b) / abs(b) for a, b in zip(losses(run), expected, strict=True))
+        messages = [note for note in run.notes if "out of memory" in note]
+        passed = failure.times == 1 and run.steps == steps and difference < _TOLERANCE and len(messages) == 1
+        return {**vars(case), "passed": passed, "steps": run.steps, "loss_difference": difference, "messages": messages}
 
     def _expected(self, recipe: str) -> tuple[int, list[float]]:
-        if recipe not in self._undisturbed:
-            run = self.ground.train(f"undisturbed_{recipe.replace(' ', '_')}", RECIPES[recipe])
-            self._undisturbed[recipe] = (run.steps, losses(run))
-        return self._undisturbed[recipe]
+        if recipe not in self._uninterrupted:
+            run = self.workspace.train(f"uninterrupted_{recipe.replace(' ', '_')}", RECIPES[recipe])
+            self._uninterrupted[recipe] = (run.steps, losses(run))
+        return self._uninterrupted[recipe]
 
 
 class _Failure:
-    """Raises once, when the step has come."""
+    """Raises its error once, at the step of the case."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.times = case, 0
         self.trainer: Any = None
-        self.flown = False
+        self.preflight_done = False
 
-    def maybe(self, *, training: bool = True) -> None:
-        if self.times or not self.flown or training == (self.case.place == "evaluation"):
+    def raise_if_due(self, *, training: bool = True) -> None:
+        if self.times or not self.preflight_done or training == (self.case.phase == "evaluation"):
             return
-        if self.trainer.state.global_step >= self._due():
+        if self.trainer.state.global_step >= self._due_step():
             self.times += 1
             raise ERRORS[self.case.error]
 
-    def _due(self) -> int:
-        """Evaluations come after the steps of an epoch: the first after 7, the last after 14."""
-        if self.case.place == "evaluation":
+    def _due_step(self) -> int:
+        """Evaluations follow the steps of an epoch: the first step 7, the last step 14."""
+        if self.case.phase == "evaluation":
             return {"first": 0, "middle": STEPS_PER_EPOCH, "last": LAST + 1}[self.case.when]
         return STEPS[self.case.when]
 
@@ -112,40 +111,40 @@ class _Failure:
 @contextmanager
 def _failing(case: Case) -> Iterator[_Failure]:
     failure = _Failure(case)
-    begin, update, init = trainer.Trainer.begin, Adafactor.update, torch.optim.AdamW._init_group
+    on_ready, update, init = trainer.Trainer.on_ready, Adafactor.update, torch.optim.AdamW._init_group
 
-    def begun(self: trainer.Trainer) -> None:
+    def then_inject(self: trainer.Trainer) -> None:
         failure.trainer = self
-        begin(self)
-        if not failure.flown:
-            _watch_layers(self.model, failure)
-        failure.flown = True
+        on_ready(self)
+        if not failure.preflight_done:
+            _add_hooks(self.model, failure)
+        failure.preflight_done = True
 
-    def half_updated(self: Any, parameter: torch.Tensor, *numbers: Any) -> None:
-        if case.place == "optimizer step" and parameter is self.param_groups[0]["params"][1]:
-            failure.maybe()  # another is updated before, on the way forward or back
-        update(self, parameter, *numbers)
+    def failing_update(self: Any, parameter: torch.Tensor, *args: Any) -> None:
+        if case.phase == "optimizer step" and parameter is self.param_groups[0]["params"][1]:
+            failure.raise_if_due()  # after another parameter was updated, whichever order they come in
+        update(self, parameter, *args)
 
-    def half_stepped(self: Any, group: Any, *lists: Any) -> Any:
-        answer = init(self, group, *lists)
-        if case.place == "optimizer step" and group is self.param_groups[case.when != "last"]:
-            failure.maybe()  # between two groups; in the last step before the first of them
-        return answer
+    def failing_init(self: Any, group: Any, *lists: Any) -> Any:
+        result = init(self, group, *lists)
+        if case.phase == "optimizer step" and group is self.param_groups[case.when != "last"]:
+            failure.raise_if_due()  # between two groups; in the last step before the first of them
+        return result
 
     with (
-        mock.patch.object(trainer.Trainer, "begin", begun),
-        mock.patch.object(Adafactor, "update", half_updated),
-        mock.patch.object(torch.optim.AdamW, "_init_group", half_stepped),
+        mock.patch.object(trainer.Trainer, "on_ready", then_inject),
+        mock.patch.object(Adafactor, "update", failing_update),
+        mock.patch.object(torch.optim.AdamW, "_init_group", failing_init),
     ):
         yield failure
 
 
-def _watch_layers(model: Any, failure: _Failure) -> None:
-    """Fail in the middle of the model, on the way forward or back; in the head, where nothing else is left to run."""
+def _add_hooks(model: Any, failure: _Failure) -> None:
+    """Fail in the middle of the model, in forward or backward; in the head, if the layers are frozen."""
     layer = model.bert.encoder.layer[0]
     layer = layer if any(p.requires_grad for p in layer.parameters()) else model.classifier
-    if failure.case.place in ("forward", "evaluation"):
-        layer.register_forward_pre_hook(lambda module, args: failure.maybe(training=module.training))
-    if failure.case.place == "backward":
+    if failure.case.phase in ("forward", "evaluation"):
+        layer.register_forward_pre_hook(lambda module, args: failure.raise_if_due(training=module.training))
+    if failure.case.phase == "backward":
         last = [parameter for parameter in layer.parameters() if parameter.requires_grad][-1]
-        last.register_hook(lambda gradient: failure.maybe())
+        last.register_hook(lambda gradient: failure.raise_if_due())

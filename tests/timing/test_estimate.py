@@ -1,4 +1,4 @@
-"""The clock: work that grows as data does, and rates that are kept."""
+"""Time estimates: op counts that scale with the data, calibration of the CPU, and cached rates."""
 
 from __future__ import annotations
 
@@ -17,31 +17,16 @@ from tightfit.planning.planner import Planner
 from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_BYTES, NORM
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe
-from tightfit.timing import (
-    StepTime,
-    step_time_on,
-)
-from tightfit.timing import (
-    calibrate as measured,
-)
-from tightfit.timing import (
-    cpu_load as quiet,
-)
-from tightfit.timing import (
-    microbench as chunks,
-)
-from tightfit.timing import (
-    microbench as products,
-)
-from tightfit.timing.calibrate import Layer, fit_correction, predicted
+from tightfit.timing import StepTime, calibrate, cpu_load, microbench, step_time_on
+from tightfit.timing.calibrate import Layer, fit_correction, predicted_seconds
 from tightfit.timing.estimate import Rates
-from tightfit.timing.microbench import fastest
+from tightfit.timing.microbench import best_of
 
 
 @pytest.fixture(autouse=True)
-def _nobody_else_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever runs beside the tests."""
-    monkeypatch.setattr(quiet, "_COUNTERS", tmp_path / "nowhere")
+def _no_other_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the CPU load of other processes, such as parallel tests."""
+    monkeypatch.setattr(cpu_load, "_PROC_STAT", tmp_path / "nowhere")
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +34,19 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     return planner_of(tmp_path_factory.mktemp("model"))
 
 
-def amount(planner: Planner, words: str, sort: str = MATMUL, rows: int = 4) -> float:
-    """Floating-point operations of a slice of some texts of 32 tokens, or bytes that they go through."""
-    traced, _ = planner.simulation.traced(Recipe.parse(words.split()))
+def total_cost(planner: Planner, specs: str, kind: str = MATMUL, rows: int = 4) -> float:
+    """Floating-point operations, or bytes, of a micro-batch of some rows of 32 tokens."""
+    traced, _ = planner.simulation.traced(Recipe.parse(specs.split()))
     return sum(
-        weight * amounts.sum()
+        weight * costs.sum()
         for weight, table in traced.tables(0)
-        for found, amounts, _ in table.at([(rows, 32)])
-        if found == sort
+        for found, costs, _ in table.at([(rows, 32)])
+        if found == kind
     )
 
 
-def test_products_are_counted_as_torch_counts_them(planner: Planner) -> None:
-    """And the fused attention of a CPU, which it leaves out: two products forward and five backward."""
+def test_matmul_flops_equal_those_of_torch(planner: Planner) -> None:
+    """Plus the CPU's fused attention, which torch does not count: two matmuls forward and five backward."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
     from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -71,51 +56,56 @@ def test_products_are_counted_as_torch_counts_them(planner: Planner) -> None:
     with FlopCounterMode(display=False) as counter:
         model(input_ids=torch.ones(4, 32, dtype=torch.long), labels=torch.zeros(4, dtype=torch.long)).loss.backward()
     attention = config.num_hidden_layers * 7 * 2 * 4 * 32 * 32 * config.hidden_size
-    assert amount(planner, "") == pytest.approx(counter.get_total_flops() + attention, rel=0.01)
+    assert total_cost(planner, "") == pytest.approx(counter.get_total_flops() + attention, rel=0.01)
 
 
-def test_a_second_run_of_the_layers_is_a_third_more(planner: Planner) -> None:
-    assert amount(planner, "gradient-checkpointing") / amount(planner, "") == pytest.approx(4 / 3, rel=0.03)
+def test_recomputation_adds_a_third(planner: Planner) -> None:
+    assert total_cost(planner, "gradient-checkpointing") / total_cost(planner, "") == pytest.approx(4 / 3, rel=0.03)
 
 
-def test_tiles_stand_for_all_rows(planner: Planner) -> None:
-    """Attention in tiles computes its scores twice; all else is as it was."""
-    assert 1.0 <= amount(planner, "tiled-attention") / amount(planner, "") < 1.2
+def test_the_first_tile_counts_for_all_tiles(planner: Planner) -> None:
+    """Tiled attention computes its scores twice; all other ops are unchanged."""
+    assert 1.0 <= total_cost(planner, "tiled-attention") / total_cost(planner, "") < 1.2
 
 
-def test_slices_cost_calls_and_save_padding(planner: Planner) -> None:
-    free, dear = (StepTime(Rates(RATES.curves, call, RATES.optimizers)) for call in (0.0, 1e-3))
+def test_micro_batches_cost_calls_and_save_padding(planner: Planner) -> None:
+    without_overhead, with_overhead = (
+        StepTime(Rates(RATES.curves, call_overhead, RATES.optimizers)) for call_overhead in (0.0, 1e-3)
+    )
     lengths, seconds = planner.simulation.lengths, {}
-    for words in ("", "micro-batch:size=4", "micro-batch:size=1"):
-        traced, parts = planner.simulation.traced(Recipe.parse(words.split()))
-        seconds[words] = [clock.forward_backward_seconds(traced, parts, lengths) for clock in (free, dear)]
+    for specs in ("", "micro-batch:size=4", "micro-batch:size=1"):
+        traced, parts = planner.simulation.traced(Recipe.parse(specs.split()))
+        seconds[specs] = [
+            step_time.forward_backward_seconds(traced, parts, lengths)
+            for step_time in (without_overhead, with_overhead)
+        ]
     assert seconds["micro-batch:size=4"][0] < seconds[""][0]
     assert seconds["micro-batch:size=1"][1] > seconds["micro-batch:size=4"][1] > seconds[""][1]
 
 
-def test_prices_follow_the_size_of_a_call() -> None:
+def test_unit_time_is_interpolated_by_the_size_of_a_call() -> None:
     rates = Rates({ELEMENTWISE: [(10.0, 2.0), (1000.0, 1.0)]}, 0.0, {})
     seconds = rates.seconds(ELEMENTWISE, np.array([10.0, 100.0, 1000.0, 5000.0]), np.ones(4))
     assert seconds == pytest.approx([20.0, 150.0, 1000.0, 5000.0])
-    overlapping = Rates({ELEMENTWISE: [(1.0, 1.0), (2.0, 1.0)]}, 3.0, {}, overlaps=True)
+    overlapping = Rates({ELEMENTWISE: [(1.0, 1.0), (2.0, 1.0)]}, 3.0, {}, async_launch=True)
     assert overlapping.seconds(ELEMENTWISE, np.array([1.0, 10.0]), np.ones(2)) == pytest.approx([3.0, 10.0])
 
 
-def test_a_faster_card_is_faster(tmp_path: Path) -> None:
+def test_a_faster_gpu_has_a_shorter_time(tmp_path: Path) -> None:
     seconds = []
     for name in ("GTX 1650 4GB", "A100 40GB"):
         planner = planner_of(tmp_path, GPUS[name])
         traced, parts = planner.simulation.traced(Recipe())
-        clock = StepTime(Rates(step_time_on(GPUS[name]).rates.curves, 0.0, {}, overlaps=True))
+        step_time = StepTime(Rates(step_time_on(GPUS[name]).rates.curves, 0.0, {}, async_launch=True))
         seconds.append(
-            clock.forward_backward_seconds(traced, parts, planner.simulation.lengths)
-            + clock.optimizer_seconds(traced, "")
+            step_time.forward_backward_seconds(traced, parts, planner.simulation.lengths)
+            + step_time.optimizer_seconds(traced, "")
         )
     assert seconds[0] > 5 * seconds[1]
 
 
 @pytest.mark.parametrize(
-    ("title", "gib", "card", "listed"),
+    ("label", "gib", "gpu", "listed"),
     [
         ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB", True),
         ("NVIDIA GeForce RTX 3060 Laptop GPU", 5.8, "RTX 3060 12GB", True),
@@ -123,34 +113,34 @@ def test_a_faster_card_is_faster(tmp_path: Path) -> None:
         ("NVIDIA A10G", 22.19, "A10 24GB", False),
     ],
 )
-def test_a_card_is_known_by_its_whole_name_or_taken_for_one_of_its_size(
-    title: str, gib: float, card: str, listed: bool
+def test_an_unlisted_gpu_gets_the_rates_of_one_with_similar_memory(
+    label: str, gib: float, gpu: str, listed: bool
 ) -> None:
-    here = replace(GPUS[card], title=title, memory=int(gib * (1 << 30)))
+    here = replace(GPUS[gpu], label=label, total_bytes=int(gib * (1 << 30)))
     rates = step_time_on(here).rates
-    assert rates.curves == step_time_on(GPUS[card]).rates.curves
-    assert (rates.note is None) is listed
+    assert rates.curves == step_time_on(GPUS[gpu]).rates.curves
+    assert (rates.warning is None) is listed
 
 
-def test_rates_are_measured_once_for_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_measured_once_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls = []
-    monkeypatch.setattr(measured, "measure", lambda: calls.append(1) or RATES)
-    monkeypatch.setattr(measured, "is_idle", lambda: True)
+    monkeypatch.setattr(calibrate, "calibrate", lambda: calls.append(1) or RATES)
+    monkeypatch.setattr(calibrate, "is_idle", lambda: True)
     for _ in range(2):
-        measured.cpu_rates.cache_clear()
-        assert measured.cpu_rates().call == RATES.call
+        calibrate.cpu_rates.cache_clear()
+        assert calibrate.cpu_rates().call_overhead == RATES.call_overhead
     assert len(calls) == 1
     file = tmp_path / "tightfit" / "rates.json"
-    kept = json.loads(file.read_text())
-    file.write_text(json.dumps(kept | {"machine": {"model": "another"}}))
-    measured.cpu_rates.cache_clear()
-    measured.cpu_rates()
+    cached = json.loads(file.read_text())
+    file.write_text(json.dumps(cached | {"machine": {"model": "another"}}))
+    calibrate.cpu_rates.cache_clear()
+    calibrate.cpu_rates()
     file.write_text("{ torn")
-    measured.cpu_rates.cache_clear()
-    measured.cpu_rates()
+    calibrate.cpu_rates.cache_clear()
+    calibrate.cpu_rates()
     assert len(calls) == 3
-    measured.cpu_rates.cache_clear()
+    calibrate.cpu_rates.cache_clear()
 
 
 @pytest.fixture
@@ -161,172 +151,172 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def quiet_then(monkeypatch: pytest.MonkeyPatch, looks: Sequence[bool]) -> list[int]:
-    """The cores are found so at each look, and free where only one is in use. Returns each round's threads."""
-    told, threads = iter(looks), list[int]()
-    monkeypatch.setattr(measured, "is_idle", lambda: torch.get_num_threads() == 1 or next(told))
-    monkeypatch.setattr(measured, "bench_ops", lambda: threads.append(torch.get_num_threads()) or RATES)
-    monkeypatch.setattr(measured, "bench_16bit", lambda call: [(1.0, call)])
-    monkeypatch.setattr(measured, "fit_matmul", lambda rates: rates)
+def mock_idle(monkeypatch: pytest.MonkeyPatch, checks: Sequence[bool]) -> list[int]:
+    """`is_idle` returns these values in turn, and True on one thread. Returns the threads of each trial."""
+    idle, threads = iter(checks), list[int]()
+    monkeypatch.setattr(calibrate, "is_idle", lambda: torch.get_num_threads() == 1 or next(idle))
+    monkeypatch.setattr(calibrate, "bench_ops", lambda: threads.append(torch.get_num_threads()) or RATES)
+    monkeypatch.setattr(calibrate, "bench_16bit", lambda call_overhead: [(1.0, call_overhead)])
+    monkeypatch.setattr(calibrate, "fit_matmul", lambda rates: rates)
     return threads
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("looks", [[False], [True, False, True, False]], ids=["busy", "became busy"])
-def test_rates_of_a_busy_machine_are_those_of_one_core_and_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: list[bool]
+@pytest.mark.parametrize("checks", [[False], [True, False, True, False]], ids=["busy", "became busy"])
+def test_a_busy_machine_is_calibrated_on_one_core_and_not_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: list[bool]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    threads = quiet_then(monkeypatch, looks)
-    measured.cpu_rates.cache_clear()
-    rates = measured.cpu_rates()
-    measured.cpu_rates.cache_clear()
+    threads = mock_idle(monkeypatch, checks)
+    calibrate.cpu_rates.cache_clear()
+    rates = calibrate.cpu_rates()
+    calibrate.cpu_rates.cache_clear()
     assert not list(tmp_path.rglob("*.json"))
-    assert threads == [2] * (len(looks) - 1) + [1, 1]
+    assert threads == [2] * (len(checks) - 1) + [1, 1]
     assert torch.get_num_threads() == 2
-    assert rates.note is not None
+    assert rates.warning is not None
 
 
-@pytest.mark.parametrize(("worked", "stolen"), [(20, 25), (40, 0)], ids=["by the host", "by other processes"])
-def test_rates_of_time_that_went_to_others_are_good_for_ten_minutes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worked: int, stolen: int
+@pytest.mark.parametrize(("worked", "steal"), [(20, 25), (40, 0)], ids=["by the host", "by other processes"])
+def test_contended_rates_expire_after_ten_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worked: int, steal: int
 ) -> None:
-    """A virtual machine's host may lend its cores to others for minutes; all later plans would be spoilt."""
+    """A virtual machine's host may give its cores to others for minutes, which must not affect all later plans."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    now(monkeypatch, tmp_path, "cpu  100 0 100 100 0 0 0 10 9 9\ncpu0 1\n", 7.0)
-    later = f"cpu  {100 + worked} 0 110 {190 - worked} 0 0 0 {10 + stolen} 99 99\n"
-    monkeypatch.setattr(measured, "measure", lambda: now(monkeypatch, tmp_path, later, 7.3) or RATES)
-    monkeypatch.setattr(measured, "is_idle", lambda: True)
-    noted, again = rates_anew(), rates_anew()
-    assert "20%" in str(noted.note)
-    assert noted.note == again.note  # of the first measuring: a second one would find nobody there
+    set_counters(monkeypatch, tmp_path, "cpu  100 0 100 100 0 0 0 10 9 9\ncpu0 1\n", 7.0)
+    later = f"cpu  {100 + worked} 0 110 {190 - worked} 0 0 0 {10 + steal} 99 99\n"
+    monkeypatch.setattr(calibrate, "calibrate", lambda: set_counters(monkeypatch, tmp_path, later, 7.3) or RATES)
+    monkeypatch.setattr(calibrate, "is_idle", lambda: True)
+    first, cached_rates = reloaded_rates(), reloaded_rates()
+    assert "20%" in str(first.warning)
+    assert first.warning == cached_rates.warning  # from the cache: a second calibration would find no other load
     file = tmp_path / "tightfit" / "rates.json"
-    kept = json.loads(file.read_text())
-    file.write_text(json.dumps(kept | {"made": kept["made"] - 601}))
-    assert rates_anew().note is None
+    cached = json.loads(file.read_text())
+    file.write_text(json.dumps(cached | {"created_at": cached["created_at"] - 601}))
+    assert reloaded_rates().warning is None
 
 
-def rates_anew() -> Rates:
-    """As a new process finds them."""
-    measured.cpu_rates.cache_clear()
-    rates = measured.cpu_rates()
-    measured.cpu_rates.cache_clear()
+def reloaded_rates() -> Rates:
+    """The rates that a new process would load."""
+    calibrate.cpu_rates.cache_clear()
+    rates = calibrate.cpu_rates()
+    calibrate.cpu_rates.cache_clear()
     return rates
 
 
-def now(monkeypatch: pytest.MonkeyPatch, folder: Path, counters: str, ours: float) -> None:
-    """The system counts so for all processes, and so many seconds for this one."""
+def set_counters(monkeypatch: pytest.MonkeyPatch, folder: Path, counters: str, ours: float) -> None:
+    """Set the system's CPU counters, and the CPU seconds of this process."""
     (folder / "stat").write_text(counters)
-    monkeypatch.setattr(quiet, "_COUNTERS", folder / "stat")
-    monkeypatch.setattr(quiet.time, "process_time", lambda: ours)
+    monkeypatch.setattr(cpu_load, "_PROC_STAT", folder / "stat")
+    monkeypatch.setattr(cpu_load.time, "process_time", lambda: ours)
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize(("idle", "free"), [(100, False), (107, True)])
-def test_two_threads_among_many_processes_are_not_free_though_faster_than_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: int, free: bool
+@pytest.mark.parametrize(("idle", "expected"), [(100, False), (107, True)])
+def test_cores_shared_with_many_processes_are_not_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: int, expected: bool
 ) -> None:
-    now(monkeypatch, tmp_path, "cpu  100 0 100 100 0 0 0 0\n", 7.0)
+    set_counters(monkeypatch, tmp_path, "cpu  100 0 100 100 0 0 0 0\n", 7.0)
     after = f"cpu  {212 - idle} 0 100 {idle} 0 0 0 0\n"
-    monkeypatch.setattr(quiet, "_all_beat_one", lambda: now(monkeypatch, tmp_path, after, 7.04) or True)
-    assert quiet.is_idle() is free
+    monkeypatch.setattr(cpu_load, "_threads_help", lambda: set_counters(monkeypatch, tmp_path, after, 7.04) or True)
+    assert cpu_load.is_idle() is expected
 
 
 @pytest.mark.parametrize("counters", [None, "", "cpu"])
-def test_where_the_system_does_not_say_nobody_else_is_there(
+def test_missing_counters_mean_no_other_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counters: str | None
 ) -> None:
-    monkeypatch.setattr(quiet, "_COUNTERS", tmp_path / "stat")
+    monkeypatch.setattr(cpu_load, "_PROC_STAT", tmp_path / "stat")
     if counters is not None:
         (tmp_path / "stat").write_text(counters)
-    assert quiet.CpuShare().stolen == quiet.CpuShare().others == 0.0
+    assert cpu_load.CpuShare().steal == cpu_load.CpuShare().others == 0.0
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_round_that_somebody_disturbed_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disturbed_trial_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    quiet_then(monkeypatch, [True, True, False, True])
-    wrong = replace(RATES, call=RATES.call / 2)
-    rounds = iter([RATES, wrong, RATES])  # the second one would be the lowest
-    monkeypatch.setattr(measured, "bench_ops", lambda: next(rounds))
-    told = []
-    monkeypatch.setattr(measured, "fit_correction", lambda rates, layers: told.append(rates) or rates)
-    measured.cpu_rates.cache_clear()
-    assert measured.cpu_rates().note is None
-    measured.cpu_rates.cache_clear()
-    assert told[0].call == RATES.call
+    mock_idle(monkeypatch, [True, True, False, True])
+    wrong = replace(RATES, call_overhead=RATES.call_overhead / 2)
+    trials = iter([RATES, wrong, RATES])  # the second one would be the lowest
+    monkeypatch.setattr(calibrate, "bench_ops", lambda: next(trials))
+    fitted = []
+    monkeypatch.setattr(calibrate, "fit_correction", lambda rates, layers: fitted.append(rates) or rates)
+    calibrate.cpu_rates.cache_clear()
+    assert calibrate.cpu_rates().warning is None
+    calibrate.cpu_rates.cache_clear()
+    assert fitted[0].call_overhead == RATES.call_overhead
     assert list(tmp_path.rglob("rates.json"))
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_little_work_costs_no_more_than_one_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two threads that wait for one another take a time slice for every call, however small."""
-    waiting = lambda run: 4e-3 if torch.get_num_threads() > 1 else 1e-6  # noqa: E731
-    monkeypatch.setattr(chunks, "quickest", waiting)
-    curve = chunks._curve(chunks._SAMPLES[NORM], 0.0)
-    assert [size * price for size, price in curve] == pytest.approx([1e-6, 1e-6, 4e-3, 4e-3])
+def test_small_ops_are_timed_on_one_core_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that wait for each other need a scheduler time slice per call, however small."""
+    contended = lambda run: 4e-3 if torch.get_num_threads() > 1 else 1e-6  # noqa: E731
+    monkeypatch.setattr(microbench, "best_time", contended)
+    curve = microbench._curve(microbench._SAMPLES[NORM], 0.0)
+    assert [size * seconds for size, seconds in curve] == pytest.approx([1e-6, 1e-6, 4e-3, 4e-3])
 
 
-def test_of_several_rounds_the_fastest_counts_point_by_point() -> None:
-    """A burst of somebody else's work makes one size dear in one round, and hardly the same one in the next."""
+def test_the_best_of_several_trials_is_taken_point_by_point() -> None:
+    """A burst of other work slows down one size in one trial, and hardly the same one in the next."""
     first = Rates({ELEMENTWISE: [(1.0, 2.0), (9.0, 8.0)]}, 5.0, {"adamw": 1.0, "adafactor": 7.0})
     second = Rates({ELEMENTWISE: [(1.0, 6.0), (9.0, 3.0)]}, 4.0, {"adamw": 2.0, "adafactor": 3.0})
     expected = Rates({ELEMENTWISE: [(1.0, 2.0), (9.0, 3.0)]}, 4.0, {"adamw": 1.0, "adafactor": 3.0})
-    assert fastest([first, second]) == expected
+    assert best_of([first, second]) == expected
 
 
 def measured_at(operation: float, byte: float) -> Rates:
-    """As they would be measured if these were the prices."""
-    told = []
-    for tokens, inner, outer in products._SHAPES:
+    """The rates that would be measured with these seconds per operation and per byte."""
+    points = []
+    for tokens, inner, outer in microbench._MATMUL_SHAPES:
         flops, touched = 2.0 * tokens * inner * outer, 4.0 * (tokens * inner + inner * outer + tokens * outer)
-        told.append((flops, (operation * flops + byte * touched) / flops))
-    return Rates({MATMUL: told}, 1e-6, {})
+        points.append((flops, (operation * flops + byte * touched) / flops))
+    return Rates({MATMUL: points}, 1e-6, {})
 
 
-def test_products_of_few_tokens_are_told_by_what_they_read() -> None:
-    rates = products.fit_matmul(measured_at(6e-12, 2e-10))
-    assert [price for _, price in rates.curves[MATMUL]] == pytest.approx([6e-12])
-    assert [price for _, price in rates.curves[MATMUL_BYTES]] == pytest.approx([2e-10])
+def test_matmul_time_is_split_into_operations_and_bytes() -> None:
+    rates = microbench.fit_matmul(measured_at(6e-12, 2e-10))
+    assert [seconds for _, seconds in rates.curves[MATMUL]] == pytest.approx([6e-12])
+    assert [seconds for _, seconds in rates.curves[MATMUL_BYTES]] == pytest.approx([2e-10])
 
 
-def test_where_reading_would_win_time_it_costs_nothing() -> None:
-    rates = products.fit_matmul(measured_at(6e-12, -1e-11))
+def test_a_negative_time_per_byte_becomes_zero() -> None:
+    rates = microbench.fit_matmul(measured_at(6e-12, -1e-11))
     assert rates.curves[MATMUL_BYTES] == [(1.0, 0.0)]
     assert 5e-12 < rates.curves[MATMUL][0][1] < 6e-12
 
 
-def test_a_product_reads_its_weights_whatever_the_tokens(planner: Planner) -> None:
-    """Two slices of one text read them twice, one slice of two texts once."""
-    one, two = (amount(planner, "", MATMUL_BYTES, rows) for rows in (1, 2))
+def test_a_matmul_reads_its_weights_for_any_number_of_tokens(planner: Planner) -> None:
+    """Two micro-batches of one row read them twice, one micro-batch of two rows once."""
+    one, two = (total_cost(planner, "", MATMUL_BYTES, rows) for rows in (1, 2))
     layers = [p for p in planner.simulation.traced(Recipe())[0].parts.model.bert.encoder.parameters() if p.dim() == 2]
     forward_and_back = 3 * sum(weight.nbytes for weight in layers)
     assert 2 * one - two > forward_and_back
 
 
-def test_rates_are_set_right_by_layers_as_a_whole() -> None:
-    """Work is 1.3 times slower in them, and a call takes 40 microseconds."""
+def test_rates_are_corrected_by_whole_layers() -> None:
+    """Ops are 1.3 times slower in them, and a call takes 40 microseconds."""
     rates = Rates({ELEMENTWISE: [(4e3, 1e-9), (4e5, 1e-9)], MATMUL: [(1e5, 1e-9), (1e7, 1e-9)]}, 1e-6, {"adamw": 1.0})
     tables = [Layer.of(*shape).table for shape in ((1, 8, 64), (2, 16, 64), (8, 32, 128))]
-    layers = [(table, predicted(rates.slower(1.3, 4e-5), table)) for table in tables]
-    right = fit_correction(rates, layers)
-    assert right.call == pytest.approx(4e-5, rel=1e-3)
-    assert [price for _, price in right.curves[ELEMENTWISE]] == pytest.approx([1.3e-9, 1.3e-9], rel=1e-3)
-    assert right.optimizers == rates.optimizers
+    layers = [(table, predicted_seconds(rates.scaled(1.3, 4e-5), table)) for table in tables]
+    corrected = fit_correction(rates, layers)
+    assert corrected.call_overhead == pytest.approx(4e-5, rel=1e-3)
+    assert [seconds for _, seconds in corrected.curves[ELEMENTWISE]] == pytest.approx([1.3e-9, 1.3e-9], rel=1e-3)
+    assert corrected.optimizers == rates.optimizers
 
 
-def test_layers_that_contradict_each_other_leave_the_calls_as_they_are() -> None:
+def test_contradictory_layers_leave_the_call_overhead_unchanged() -> None:
     rates = Rates({ELEMENTWISE: [(4e3, 1e-9), (4e5, 1e-9)]}, 1e-6, {})
     tables = [Layer.of(*shape).table for shape in ((1, 8, 64), (8, 32, 128))]
-    small, large = (predicted(rates, table) for table in tables)
-    right = fit_correction(rates, [(tables[0], 0.2 * small), (tables[1], 2 * large)])
-    assert right.call == rates.call
-    assert all(price > 0 for _, price in right.curves[ELEMENTWISE])
+    small, large = (predicted_seconds(rates, table) for table in tables)
+    corrected = fit_correction(rates, [(tables[0], 0.2 * small), (tables[1], 2 * large)])
+    assert corrected.call_overhead == rates.call_overhead
+    assert all(seconds > 0 for _, seconds in corrected.curves[ELEMENTWISE])
 
 
 def test_measured_rates_are_plausible() -> None:
-    rates = measured.measure_on_one_core()  # tests run side by side
-    assert 1e-7 < rates.call < 1e-2
-    assert all(price > 0 for curve in rates.curves.values() for _, price in curve)
+    rates = calibrate.calibrate_on_one_core()  # tests run in parallel
+    assert 1e-7 < rates.call_overhead < 1e-2
+    assert all(seconds > 0 for curve in rates.curves.values() for _, seconds in curve)
     optional = {"adamw-8bit"} if STRATEGIES["adamw-8bit"].is_available() else set()
     assert set(rates.optimizers) == {"adamw", "adamw-16bit", "adafactor"} | optional

@@ -1,4 +1,4 @@
-"""When checkpoints are written between epochs, and how a run ends that is told to stop."""
+"""Checkpoints within an epoch, and runs that are stopped by a signal."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from stress.fixtures import Ground, ending_of, in_child, same_bits
+from stress.fixtures import Workspace, same_bits, start_child, wait_for
 
-from tightfit.errors import BadInput, Stopped
+from tightfit.errors import BadInput, Interrupted
 from tightfit.training.callbacks import SaveAndStop, SaveInterval
 from tightfit.training.checkpoints import latest_checkpoint
 
@@ -19,52 +19,54 @@ from tightfit.training.checkpoints import latest_checkpoint
     ("text", "number", "unit"),
     [("100 steps", 100, "steps"), ("1 step", 1, "steps"), ("30 minutes", 30, "minutes"), ("0.5min", 0.5, "minutes")],
 )
-def test_intervals(text: str, number: float, unit: str) -> None:
+def test_save_intervals_are_parsed(text: str, number: float, unit: str) -> None:
     assert SaveInterval.parse(text) == SaveInterval(number, unit)
 
 
 @pytest.mark.parametrize(
     "text", ["", "often", "0 steps", "-1 steps", "2.5 steps", "10", "5 hours", f"{'9' * 400} steps"]
 )
-def test_what_is_no_interval(text: str) -> None:
+def test_invalid_save_intervals_are_rejected(text: str) -> None:
     with pytest.raises(BadInput, match="write '100 steps' or '30 minutes'"):
         SaveInterval.parse(text)
 
 
-def test_when_it_is_due() -> None:
+def test_a_checkpoint_is_due_after_the_interval() -> None:
     assert [step for step in range(1, 8) if SaveInterval(3, "steps").is_due(step, 0.0)] == [3, 6]
     assert not SaveInterval(1, "minutes").is_due(1, time.monotonic() - 59)
     assert SaveInterval(1, "minutes").is_due(1, time.monotonic() - 61)
 
 
-def test_a_frozen_part_that_runs_is_stopped_between_its_batches() -> None:
-    said: list[str] = []
-    pauses = SaveAndStop(SaveInterval(1, "steps"), said.append)
-    pauses.on_features()
-    pauses._hear(signal.SIGTERM, None)
-    with pytest.raises(Stopped, match="train --resume goes on") as stopped:
-        pauses.on_features()
+def test_a_signal_stops_the_feature_cache_between_batches() -> None:
+    messages: list[str] = []
+    save_and_stop = SaveAndStop(SaveInterval(1, "steps"), messages.append)
+    save_and_stop.raise_if_stopped()
+    save_and_stop._on_signal(signal.SIGTERM, None)
+    with pytest.raises(Interrupted, match="train --resume continues the run") as stopped:
+        save_and_stop.raise_if_stopped()
     assert stopped.value.exit_code == 143
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
-def test_when_all_is_trained_no_other_checkpoint_is_promised() -> None:
-    said: list[str] = []
-    pauses = SaveAndStop(SaveInterval(1, "steps"), said.append)
-    pauses.on_train_end(None, None, None)
-    pauses._hear(signal.SIGINT, None)
-    assert said == ["the training is over: its model is being written. Ctrl-C again leaves at once."]
+def test_after_the_last_step_a_signal_promises_no_further_checkpoint() -> None:
+    messages: list[str] = []
+    save_and_stop = SaveAndStop(SaveInterval(1, "steps"), messages.append)
+    save_and_stop.on_train_end(None, None, None)
+    save_and_stop._on_signal(signal.SIGINT, None)
+    assert messages == [
+        "the training has finished: its model is being written. Press Ctrl-C again to exit immediately."
+    ]
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    ground = Ground(tmp_path_factory.mktemp("stopped") / "ground")
-    ground.train("whole", epochs=3)
-    return ground
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("stopped") / "workspace")
+    workspace.train("uninterrupted", epochs=3)
+    return workspace
 
 
-def train_in_child(ground: Ground, out: str, seconds_per_step: float = 0.2) -> int:
-    """A child that trains slowly enough to be stopped, and ends as the command line does."""
+def train_in_child(workspace: Workspace, out: str, seconds_per_step: float = 0.2) -> int:
+    """Train in a child, slowly enough to be stopped; it exits as the command line does."""
     from tightfit.training import trainer
 
     take = trainer.Trainer.training_step
@@ -76,15 +78,15 @@ def train_in_child(ground: Ground, out: str, seconds_per_step: float = 0.2) -> i
     def work() -> int:
         trainer.Trainer.training_step = slow
         try:
-            ground.train(out, epochs=3)
-        except Stopped as stopped:
-            (ground.folder / f"{out}.said").write_text(str(stopped))
+            workspace.train(out, epochs=3)
+        except Interrupted as stopped:
+            (workspace.folder / f"{out}.message").write_text(str(stopped))
             return stopped.exit_code
         except KeyboardInterrupt:
             return 130
         return 0
 
-    return in_child(work, ground.folder / f"{out}.log")
+    return start_child(work, workspace.folder / f"{out}.log")
 
 
 def wait_for_training(folder: Path) -> None:
@@ -95,32 +97,34 @@ def wait_for_training(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_stopped_run_writes_a_checkpoint_first(ground: Ground, number: signal.Signals, code: int) -> None:
+def test_a_signal_writes_a_checkpoint_before_the_run_stops(
+    workspace: Workspace, number: signal.Signals, code: int
+) -> None:
     out = f"stopped-{code}"
-    child = train_in_child(ground, out)
-    wait_for_training(ground.folder / out)
+    child = train_in_child(workspace, out)
+    wait_for_training(workspace.folder / out)
     os.kill(child, number)
-    assert ending_of(child) == code
-    last = latest_checkpoint(ground.folder / out)
+    assert wait_for(child) == code
+    last = latest_checkpoint(workspace.folder / out)
     assert last is not None
-    said = (ground.folder / f"{out}.said").read_text()
-    assert f"{last.name} is written, and train --resume goes on" in said
-    assert not (ground.folder / out / "run.json").exists()
-    ground.train(out, epochs=3, resume=True)
-    assert same_bits(ground.weights(out), ground.weights("whole"))
+    messages = (workspace.folder / f"{out}.message").read_text()
+    assert f"{last.name} is written, and train --resume continues from it" in messages
+    assert not (workspace.folder / out / "run.json").exists()
+    workspace.train(out, epochs=3, resume=True)
+    assert same_bits(workspace.weights(out), workspace.weights("uninterrupted"))
 
 
-def test_a_second_ctrl_c_leaves_at_once(ground: Ground) -> None:
-    child = train_in_child(ground, "hurry", seconds_per_step=60)
-    wait_for_training(ground.folder / "hurry")
+def test_a_second_ctrl_c_exits_immediately(workspace: Workspace) -> None:
+    child = train_in_child(workspace, "impatient", seconds_per_step=60)
+    wait_for_training(workspace.folder / "impatient")
     os.kill(child, signal.SIGINT)
     time.sleep(0.5)
     os.kill(child, signal.SIGINT)
-    assert ending_of(child) == 130
-    assert not (ground.folder / "hurry.said").exists()
+    assert wait_for(child) == 130
+    assert not (workspace.folder / "impatient.message").exists()
 
 
-def test_saving_often_changes_no_bit(ground: Ground) -> None:
-    ground.train("often", epochs=3, save_every="2 steps")
-    assert same_bits(ground.weights("often"), ground.weights("whole"))
-    assert len(list((ground.folder / "often").glob("checkpoint-*"))) == 2
+def test_frequent_checkpoints_do_not_change_the_weights(workspace: Workspace) -> None:
+    workspace.train("often", epochs=3, save_every="2 steps")
+    assert same_bits(workspace.weights("often"), workspace.weights("uninterrupted"))
+    assert len(list((workspace.folder / "often").glob("checkpoint-*"))) == 2

@@ -1,35 +1,42 @@
-"""Checkpoints and files that are whole or not there, whatever happens while they are written."""
+"""Checkpoints: complete or absent, verified by checksum, and a run that resumes from them."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
-from stress.disk import WAYS, Disk
-from stress.fixtures import Ground, same_bits
+import torch
+from safetensors.torch import load_file, save_file
+from stress.disk import FAULTS, FullDisk
+from stress.fixtures import Workspace, same_bits
 from stress.kills import Kills
 
+from tightfit.engine.meter import ResidentProbe
 from tightfit.errors import OutputError, SaveFailed
-from tightfit.files import atomic_dir, remove_stale, write_whole
+from tightfit.files import atomic_dir, atomic_write, remove_stale
+from tightfit.system import tune_malloc
 from tightfit.training.checkpoints import (
     MANIFEST,
     find_corruption,
     latest_checkpoint,
     latest_valid_checkpoint,
+    load_weights_in_place,
     rotate_checkpoints,
     write_manifest,
     writing_checkpoint,
 )
 
+MIB = 1 << 20
+
 
 def write_checkpoint(folder: Path, step: int, content: bytes = b"weights") -> Path:
-    with writing_checkpoint(folder, step, needed=100) as aside:
-        (aside / "model.safetensors").write_bytes(content)
-        write_manifest(aside, {})
+    with writing_checkpoint(folder, step, needed=100) as tmp:
+        (tmp / "model.safetensors").write_bytes(content)
+        write_manifest(tmp, {})
     return folder / f"checkpoint-{step}"
 
 
@@ -37,48 +44,50 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
-    with atomic_dir(tmp_path / "a") as aside:
-        (aside / "file").write_text("new")
+def test_a_folder_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+    with atomic_dir(tmp_path / "a") as tmp:
+        (tmp / "file").write_text("new")
         assert not (tmp_path / "a").exists()
     assert names(tmp_path) == ["a"]
-    with atomic_dir(tmp_path / "a") as aside:
-        (aside / "other").write_text("newer")
+    with atomic_dir(tmp_path / "a") as tmp:
+        (tmp / "other").write_text("newer")
         assert names(tmp_path / "a") == ["file"]
     assert names(tmp_path / "a") == ["other"]
 
 
-def test_what_fails_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    write_whole(tmp_path / "file", "old")
+def test_a_failed_write_leaves_existing_files_unchanged(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "file", "old")
     write_checkpoint(tmp_path, 3)
-    with pytest.raises(SaveFailed, match=r"checkpoint-4' could not be written \(no luck\).*checkpoint-3 is whole"):
+    with pytest.raises(
+        SaveFailed, match=r"checkpoint-4' could not be written \(no luck\).*last checkpoint is .*checkpoint-3\."
+    ):
         fail_to_write(tmp_path, 4)
     with pytest.raises(UnicodeEncodeError):
-        write_whole(tmp_path / "file", "\ud800")
+        atomic_write(tmp_path / "file", "\ud800")
     assert names(tmp_path) == ["checkpoint-3", "file"]
     assert (tmp_path / "file").read_text() == "old"
 
 
 def fail_to_write(folder: Path, step: int) -> None:
-    with writing_checkpoint(folder, step, needed=100) as aside:
-        (aside / "model.safetensors").write_bytes(b"half")
+    with writing_checkpoint(folder, step, needed=100) as tmp:
+        (tmp / "model.safetensors").write_bytes(b"half")
         raise RuntimeError("no luck")
 
 
-def test_no_room_is_found_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(SaveFailed, match=r"it needs 1048576 TiB and .* there is no earlier checkpoint"):
         writing_checkpoint(tmp_path, 1, needed=1 << 60).__enter__()
     assert names(tmp_path) == []
 
 
-def test_a_disk_that_says_only_when_synced_that_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_quota_that_is_reported_by_fsync_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path, 3)
     monkeypatch.setattr(os, "fsync", raising(OSError(errno.EDQUOT, "Disk quota exceeded")))
-    with pytest.raises(SaveFailed, match=r"Disk quota exceeded.*checkpoint-3 is whole"):
+    with pytest.raises(SaveFailed, match=r"Disk quota exceeded.*last checkpoint is .*checkpoint-3\."):
         write_checkpoint(tmp_path, 4)
     assert names(tmp_path) == ["checkpoint-3"]
     monkeypatch.setattr(os, "fsync", raising(OSError(errno.EINVAL, "Invalid argument")))
-    assert find_corruption(write_checkpoint(tmp_path, 4)) is None, "a file system that cannot sync is none that is full"
+    assert find_corruption(write_checkpoint(tmp_path, 4)) is None, "a file system without fsync is not a full one"
 
 
 def raising(error: Exception) -> Callable[[int], None]:
@@ -88,7 +97,7 @@ def raising(error: Exception) -> Callable[[int], None]:
     return fail
 
 
-def test_memory_that_runs_out_in_a_save_is_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_out_of_memory_in_a_save_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     def write() -> None:
         with writing_checkpoint(tmp_path, 3, needed=100):
             raise MemoryError
@@ -98,19 +107,19 @@ def test_memory_that_runs_out_in_a_save_is_not_called_a_full_disk(tmp_path: Path
     assert names(tmp_path) == []
 
 
-def test_a_checkpoint_notices_every_changed_byte_of_its_list(tmp_path: Path) -> None:
-    with writing_checkpoint(tmp_path, 3, needed=100) as aside:
-        (aside / "model.safetensors").write_bytes(b"weights")
-        write_manifest(aside, {"row_limits": {"slices": {20: 3, 100: 1}}, "losses": {"before": 0.25}})
-    list_of_files = tmp_path / "checkpoint-3" / MANIFEST
-    content = list_of_files.read_bytes()
+def test_every_changed_byte_of_the_manifest_is_detected(tmp_path: Path) -> None:
+    with writing_checkpoint(tmp_path, 3, needed=100) as tmp:
+        (tmp / "model.safetensors").write_bytes(b"weights")
+        write_manifest(tmp, {"row_limits": {"micro_batches": {20: 3, 100: 1}}, "losses": {"loss_total": 0.25}})
+    manifest = tmp_path / "checkpoint-3" / MANIFEST
+    content = manifest.read_bytes()
     assert find_corruption(tmp_path / "checkpoint-3") is None
     for at in range(len(content)):
-        list_of_files.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        manifest.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         assert find_corruption(tmp_path / "checkpoint-3") is not None, content[:at]
 
 
-def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+def test_stale_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-3.part").mkdir()
     (tmp_path / ".checkpoint-1.gone").mkdir()
     (tmp_path / ".run.json.part").write_text("half")
@@ -119,18 +128,18 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == [".mine"]
 
 
-def test_damage_is_seen_and_an_earlier_checkpoint_taken(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_an_earlier_one(tmp_path: Path) -> None:
     earlier, later = write_checkpoint(tmp_path, 3), write_checkpoint(tmp_path, 12)
     assert latest_valid_checkpoint(tmp_path) == (later, [])
-    (later / "model.safetensors").write_bytes(b"weighty")  # as long as before
+    (later / "model.safetensors").write_bytes(b"weighty")  # the same size
     assert find_corruption(later) == "model.safetensors is damaged"
-    assert latest_valid_checkpoint(tmp_path) == (earlier, [f"{later} is passed over: model.safetensors is damaged"])
+    assert latest_valid_checkpoint(tmp_path) == (earlier, [f"{later} is skipped: model.safetensors is damaged"])
     (earlier / "model.safetensors").unlink()
-    with pytest.raises(OutputError, match=r"No checkpoint in .* is whole"):
+    with pytest.raises(OutputError, match=r"Every checkpoint in .* is damaged"):
         latest_valid_checkpoint(tmp_path)
 
 
-def test_the_best_and_the_last_stay(tmp_path: Path) -> None:
+def test_rotation_keeps_the_best_and_the_last_checkpoint(tmp_path: Path) -> None:
     for step in (0, 3, 6, 9, 12):
         write_checkpoint(tmp_path, step)
         rotate_checkpoints(tmp_path, 2, tmp_path / "checkpoint-3")
@@ -139,67 +148,90 @@ def test_the_best_and_the_last_stay(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-12"
 
 
+def layers() -> torch.nn.Sequential:
+    return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(24)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's high-water mark")
+def test_weights_are_loaded_one_tensor_at_a_time(tmp_path: Path) -> None:
+    tune_malloc()
+    saved, model = layers(), layers()
+    save_file(saved.state_dict(), tmp_path / "model.safetensors")
+    probe = ResidentProbe()
+    before = probe.now()
+    assert load_weights_in_place(tmp_path / "model.safetensors", model)
+    assert probe.pop_peak() - before < 24 * MIB  # all of them are 96 MiB
+    for ours, theirs in zip(model.parameters(), saved.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_weights_of_another_model_are_not_loaded(tmp_path: Path) -> None:
+    save_file({"other": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert not load_weights_in_place(tmp_path / "model.safetensors", layers())
+    assert not load_weights_in_place(tmp_path / "nothing.safetensors", layers())
+
+
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    ground = Ground(tmp_path_factory.mktemp("killed") / "ground")
-    ground.train("warm", max_steps=1)
-    return ground
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("killed") / "workspace")
+    workspace.train("warm", max_steps=1)
+    return workspace
 
 
 @pytest.mark.parametrize("number", [0, 2, 4, 5, 6])
-def test_a_killed_run_is_resumed_to_the_same_bits(ground: Ground, number: int) -> None:
-    """Two killed while they write a checkpoint, one that steps in backward, two that save only what learns, one in
-    16 bits; many more in `make stress`, and other recipes in test_resuming.py."""
-    result = Kills(ground, seed=number).suffer(number)
+def test_a_killed_run_is_resumed_to_the_same_bits(workspace: Workspace, number: int) -> None:
+    """Two killed while writing a checkpoint, one with optimizer-in-backward, two that save only trained weights, one
+    with a 16-bit optimizer; many more in `make test-stress`, and other recipes in test_resume.py."""
+    result = Kills(workspace, seed=number).run_case(number)
     assert result["passed"], result
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
-    result = Disk(tmp_path / "ground").suffer(WAYS[1])
+    result = FullDisk(tmp_path / "workspace").run_case(FAULTS[1])
     assert result["passed"], result
 
 
-def test_resuming_at_the_last_step_takes_no_further_one(ground: Ground) -> None:
+def test_resuming_at_the_last_step_takes_no_further_step(workspace: Workspace) -> None:
     """Killed after the last checkpoint and before the record, in the middle of an epoch."""
-    ground.train("whole", max_steps=4)
-    weights = ground.weights("whole")
-    (ground.folder / "whole" / "run.json").unlink()
-    (ground.folder / "whole" / "model.safetensors").unlink()
-    assert ground.train("whole", max_steps=4, resume=True).steps == 4
-    assert same_bits(ground.weights("whole"), weights)
+    workspace.train("finished", max_steps=4)
+    weights = workspace.weights("finished")
+    (workspace.folder / "finished" / "run.json").unlink()
+    (workspace.folder / "finished" / "model.safetensors").unlink()
+    assert workspace.train("finished", max_steps=4, resume=True).steps == 4
+    assert same_bits(workspace.weights("finished"), weights)
 
 
-def test_what_was_learned_about_memory_is_kept(ground: Ground) -> None:
+def test_row_limits_found_are_restored_from_the_checkpoint(workspace: Workspace) -> None:
     from unittest import mock
 
     from tightfit.training import trainer
 
-    learned: list[dict[str, dict[int, int]]] = []
-    begin = trainer.Trainer.begin
+    found: list[dict[str, dict[int, int]]] = []
+    on_ready = trainer.Trainer.on_ready
 
-    def begun(self: trainer.Trainer) -> None:
-        begin(self)
-        learned.append(self.recovery.table())
-        self.recovery.slices.learn({20: 3})
+    def then_tighten(self: trainer.Trainer) -> None:
+        on_ready(self)
+        found.append(self.recovery.found_limits())
+        self.recovery.micro_batch_limits.tighten({20: 3})
 
-    with mock.patch.object(trainer.Trainer, "begin", begun):
-        ground.train("learning", epochs=1)
-        ground.train("learning", epochs=2, resume=True)
-    assert learned == [{}, {"slices": {20: 3}}]
+    with mock.patch.object(trainer.Trainer, "on_ready", then_tighten):
+        workspace.train("limited", epochs=1)
+        workspace.train("limited", epochs=2, resume=True)
+    assert found == [{}, {"micro_batches": {20: 3}}]
 
 
-def test_a_damaged_best_epoch_is_not_loaded(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_best_checkpoint_is_not_loaded(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter((0.9, 0.5, 0.4))
     monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
-    ground.train("best", epochs=2)
-    (ground.folder / "best" / "checkpoint-7" / "model.safetensors").write_bytes(b"no weights")
-    run = ground.train("best", epochs=3, resume=True)
+    workspace.train("best", epochs=2)
+    (workspace.folder / "best" / "checkpoint-7" / "model.safetensors").write_bytes(b"no weights")
+    run = workspace.train("best", epochs=3, resume=True)
     assert (
-        "checkpoint-7 was the best, but model.safetensors is damaged: the weights of the last step are kept"
-        in run.notes
+        "the best checkpoint was checkpoint-7, but model.safetensors is damaged: the weights of the last step are used "
+        "instead" in run.notes
     )
     assert run.metrics["epoch"] == 3
-    last = load_file(ground.folder / "best" / "checkpoint-21" / "model.safetensors")
-    assert same_bits(ground.weights("best"), last)
+    last = load_file(workspace.folder / "best" / "checkpoint-21" / "model.safetensors")
+    assert same_bits(workspace.weights("best"), last)

@@ -1,4 +1,4 @@
-"""Runs that were stopped and go on: to the same bits with every recipe, with their own recipe, and flown again."""
+"""Resumed runs: bit-identical with every recipe, with their own recipe, and with a pre-flight."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pytest
 import yaml
 from small_machine import SmallMachine
 from stress.bad_inputs import call
-from stress.fixtures import Ground, losses, same_bits
+from stress.fixtures import Workspace, losses, same_bits
 
 from tightfit import Run, load_run
-from tightfit.errors import BadInput, PreflightFailed, Stopped
+from tightfit.errors import BadInput, Interrupted, PreflightFailed
 from tightfit.job import read_job_file
 from tightfit.planning.plan_file import VERSION
 from tightfit.training import trainer
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    return Ground(tmp_path_factory.mktemp("resumed") / "ground")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("resumed") / "workspace")
 
 
-def stop(ground: Ground, out: str, use: list[str] | None = None, *, in_step: int = 4, **settings: Any) -> None:
-    """Train until SIGTERM comes in the middle of an epoch."""
+def stop(workspace: Workspace, out: str, use: list[str] | None = None, *, in_step: int = 4, **settings: Any) -> None:
+    """Train until a SIGTERM in the middle of an epoch."""
     take = trainer.Trainer.training_step
 
     def stopped(self: trainer.Trainer, *args: object) -> object:
@@ -36,102 +36,106 @@ def stop(ground: Ground, out: str, use: list[str] | None = None, *, in_step: int
             os.kill(os.getpid(), signal.SIGTERM)
         return take(self, *args)
 
-    with mock.patch.object(trainer.Trainer, "training_step", stopped), pytest.raises(Stopped):
-        ground.train(out, use, **settings)
+    with mock.patch.object(trainer.Trainer, "training_step", stopped), pytest.raises(Interrupted):
+        workspace.train(out, use, **settings)
 
 
 RECIPES = {
-    "adapter": ["lora:dropout=0.1", "micro-batch:size=3"],
-    "adapter beside": ["lora:merge=false", "gradient-checkpointing"],
-    "length-bucketing": ["length-bucketing", "micro-batch:size=3"],
-    "frozen": ["freeze"],
-    "frozen, run every time": ["freeze:cache=false", "micro-batch:size=3"],
-    "in backward": ["chunked-layers:size=4", "adamw", "optimizer-in-backward"],
-    "16 bit in backward": ["chunked-layers:size=4", "adamw-16bit", "optimizer-in-backward"],
-    "16 bit": ["adamw-16bit", "tiled-attention"],
-    "mixed": ["mixed-precision", "adafactor"],
+    "merged lora": ["lora:dropout=0.1", "micro-batch:size=3"],
+    "unmerged lora": ["lora:merge=false", "gradient-checkpointing"],
+    "length bucketing": ["length-bucketing", "micro-batch:size=3"],
+    "cached features": ["freeze"],
+    "frozen without cache": ["freeze:cache=false", "micro-batch:size=3"],
+    "optimizer in backward": ["chunked-layers:size=4", "adamw", "optimizer-in-backward"],
+    "16-bit optimizer in backward": ["chunked-layers:size=4", "adamw-16bit", "optimizer-in-backward"],
+    "16-bit optimizer": ["adamw-16bit", "tiled-attention"],
+    "mixed precision": ["mixed-precision", "adafactor"],
 }
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_stopped_run_goes_on_to_the_same_bits(ground: Ground, recipe: str) -> None:
-    """Dropout on, and a pre-flight before going on as well as before the beginning."""
-    whole, stopped = f"{recipe} whole", f"{recipe} stopped"
-    expected = ground.train(whole, RECIPES[recipe])
-    stop(ground, stopped, RECIPES[recipe])
-    found = ground.train(stopped, RECIPES[recipe], resume=True)
+def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(workspace: Workspace, recipe: str) -> None:
+    """Dropout on, and a pre-flight after the resume as well as before the first step."""
+    whole, stopped = f"{recipe} uninterrupted", f"{recipe} stopped"
+    expected = workspace.train(whole, RECIPES[recipe])
+    stop(workspace, stopped, RECIPES[recipe])
+    found = workspace.train(stopped, RECIPES[recipe], resume=True)
     assert losses(found) == losses(expected)
     assert found.steps == expected.steps
-    assert same_bits(ground.weights(stopped), ground.weights(whole))
+    assert same_bits(workspace.weights(stopped), workspace.weights(whole))
 
 
-def test_a_resumed_run_is_flown_too(ground: Ground) -> None:
-    """On a machine with less memory: smaller slices from the first step on, or a sentence at once."""
-    stop(ground, "moved")
-    with SmallMachine(rows=0).training_on() as machine:
+def test_a_resumed_run_has_a_preflight(workspace: Workspace) -> None:
+    """On a machine with less memory it uses smaller micro-batches from the first step on, or fails before it."""
+    stop(workspace, "moved")
+    with SmallMachine(rows=0).limited() as machine:
         with pytest.raises(PreflightFailed, match="a single text of"):
-            ground.train("moved", resume=True)
+            workspace.train("moved", resume=True)
         machine.rows = 3
-        run = ground.train("moved", resume=True)
+        run = workspace.train("moved", resume=True)
     assert run.steps == 14
     assert next(note for note in run.notes if "out of memory" in note).startswith("out of memory in step 6 ")
 
 
-def test_a_finished_run_that_goes_on_and_is_stopped_is_not_called_finished(ground: Ground) -> None:
-    ground.train("longer", epochs=1)
-    stop(ground, "longer", in_step=9, epochs=2, resume=True)
-    assert load_run(ground.folder / "longer").steps == 7, "the record of what is finished stays"
-    run = ground.train("longer", epochs=2, resume=True)
+def test_a_finished_run_that_continues_and_is_stopped_is_not_finished(workspace: Workspace) -> None:
+    workspace.train("longer", epochs=1)
+    stop(workspace, "longer", in_step=9, epochs=2, resume=True)
+    assert load_run(workspace.folder / "longer").steps == 7, "the old record stays until the run has finished again"
+    run = workspace.train("longer", epochs=2, resume=True)
     assert run.steps == 14
-    assert ground.train("longer", epochs=2, resume=True).steps == 14
+    assert workspace.train("longer", epochs=2, resume=True).steps == 14
 
 
-def test_what_is_trained_cannot_be_taken_back(ground: Ground) -> None:
-    stop(ground, "shorter", in_step=9)
-    with pytest.raises(BadInput, match="checkpoint-10 is of step 10 and this training has 7: give more --epochs"):
-        ground.train("shorter", epochs=1, resume=True)
-    assert ground.train("shorter", max_steps=10, resume=True).steps == 10
+def test_a_resumed_run_cannot_have_fewer_steps_than_its_checkpoint(workspace: Workspace) -> None:
+    stop(workspace, "shorter", in_step=9)
+    with pytest.raises(
+        BadInput, match="checkpoint-10 is at step 10 and this training has only 7 steps: give more --epochs"
+    ):
+        workspace.train("shorter", epochs=1, resume=True)
+    assert workspace.train("shorter", max_steps=10, resume=True).steps == 10
 
 
-def test_a_folder_without_a_run_is_named_before_a_model_is_asked_for(tmp_path: Path) -> None:
-    answer = call(["train", "--out", tmp_path / "nowhere", "--resume"])
-    assert answer.is_a_sentence
-    assert "There is no run in" in answer.err
+def test_resuming_a_missing_run_is_rejected_before_the_model_is_required(tmp_path: Path) -> None:
+    result = call(["train", "--out", tmp_path / "nowhere", "--resume"])
+    assert result.is_clean_error
+    assert "There is no run to resume in" in result.err
 
 
-def test_how_a_step_is_carried_out_may_change(ground: Ground) -> None:
-    stop(ground, "changed", ["micro-batch:size=4"])
-    run = ground.train("changed", ["micro-batch:size=2", "gradient-checkpointing"], resume=True)
+def test_a_resumed_run_may_change_strategies_that_keep_the_result(workspace: Workspace) -> None:
+    stop(workspace, "changed", ["micro-batch:size=4"])
+    run = workspace.train("changed", ["micro-batch:size=2", "gradient-checkpointing"], resume=True)
     assert run.recipe == ["micro-batch:size=2", "gradient-checkpointing"]
-    stop(ground, "changed optimizer")
-    with pytest.raises(BadInput, match="was 'plain' and is 'adafactor'"):
-        ground.train("changed optimizer", ["adafactor"], resume=True)
+    stop(workspace, "changed optimizer")
+    with pytest.raises(BadInput, match="was 'baseline' and is 'adafactor'"):
+        workspace.train("changed optimizer", ["adafactor"], resume=True)
 
 
 OWN = ["micro-batch:size=2", "adafactor"]
 
 
 @pytest.fixture(scope="module")
-def planned(ground: Ground) -> str:
-    """A run whose plan was given up for another recipe, and that was then stopped."""
-    stop(ground, "planned", OWN)
+def planned(workspace: Workspace) -> str:
+    """A run whose plan was replaced by another recipe, and that was then stopped."""
+    stop(workspace, "planned", OWN)
     return "planned"
 
 
 @pytest.mark.parametrize("pinned", [[], ["adafactor"]])
-def test_under_a_budget_a_run_keeps_its_own_recipe(ground: Ground, planned: str, pinned: list[str]) -> None:
-    run = ground.train(_copy(ground, planned, f"pinned {len(pinned)}"), pinned, budget="64GB", resume=True)
+def test_under_a_budget_a_resumed_run_keeps_its_own_recipe(
+    workspace: Workspace, planned: str, pinned: list[str]
+) -> None:
+    run = workspace.train(_copy(workspace, planned, f"pinned {len(pinned)}"), pinned, budget="64GB", resume=True)
     assert run.recipe == OWN
 
 
-def test_what_was_pinned_has_to_be_in_it(ground: Ground, planned: str) -> None:
+def test_a_resumed_run_rejects_a_given_strategy_that_its_recipe_lacks(workspace: Workspace, planned: str) -> None:
     with pytest.raises(BadInput, match="the recipe was 'micro-batch:size=2 adafactor' and is 'freeze'"):
-        ground.train(planned, ["freeze"], budget="64GB", resume=True)
+        workspace.train(planned, ["freeze"], budget="64GB", resume=True)
 
 
-def test_a_plan_that_was_given_up_is_not_returned_to(ground: Ground, planned: str) -> None:
+def test_a_replaced_plan_is_not_used_on_resume(workspace: Workspace, planned: str) -> None:
     """`train plan.yaml --out run --resume`, where the run had planned again."""
-    out = ground.folder / _copy(ground, planned, "from plan")
+    out = workspace.folder / _copy(workspace, planned, "from plan")
     values, _ = read_job_file(out / "job.yaml")
     note = {
         "version": VERSION,
@@ -142,37 +146,40 @@ def test_a_plan_that_was_given_up_is_not_returned_to(ground: Ground, planned: st
         "result": "same",
     }
     content = {name.replace("_", "-"): value for name, value in values.items()}
-    (ground.folder / "plan.yaml").write_text(yaml.safe_dump({**content, "use": ["micro-batch:size=4"], "plan": note}))
-    answer = call(["train", ground.folder / "plan.yaml", "--out", out, "--resume", "--device", "cpu"])
-    assert answer.code == 0, answer.err
-    assert "going on with the run's own recipe: micro-batch:size=2 adafactor" in answer.err
+    (workspace.folder / "plan.yaml").write_text(
+        yaml.safe_dump({**content, "use": ["micro-batch:size=4"], "plan": note})
+    )
+    result = call(["train", workspace.folder / "plan.yaml", "--out", out, "--resume", "--device", "cpu"])
+    assert result.code == 0, result.err
+    assert "continuing with the run's own recipe: micro-batch:size=2 adafactor" in result.err
     run: Run = load_run(out)
     assert (run.recipe, run.steps) == (OWN, 14)
 
 
-def _copy(ground: Ground, run: str, name: str) -> str:
-    shutil.copytree(ground.folder / run, ground.folder / name)
+def _copy(workspace: Workspace, run: str, name: str) -> str:
+    shutil.copytree(workspace.folder / run, workspace.folder / name)
     return name
 
 
-def test_a_batch_of_more_rows_than_there_are_is_said(ground: Ground) -> None:
-    """Every step takes all rows, also where rows of like length meet; and it is resumed as it was given."""
+def test_a_batch_size_larger_than_the_data_is_noted(workspace: Workspace) -> None:
+    """Every step uses all rows, also with length buckets; the run resumes with the batch size as given."""
     largest = 10**9
-    stop(ground, "large", ["length-bucketing", "micro-batch:size=8"], batch_size=largest, epochs=3, in_step=1)
-    run = ground.train("large", ["length-bucketing", "micro-batch:size=8"], batch_size=largest, epochs=3, resume=True)
+    stop(workspace, "large", ["length-bucketing", "micro-batch:size=8"], batch_size=largest, epochs=3, in_step=1)
+    run = workspace.train(
+        "large", ["length-bucketing", "micro-batch:size=8"], batch_size=largest, epochs=3, resume=True
+    )
     assert run.steps == 3
     assert run.job.batch_size == largest
-    assert "batches of 1,000,000,000 are more than the 54 training rows: every step takes all of them" in run.notes
+    assert "the batch size 1,000,000,000 is larger than the 54 training rows: every step uses all of them" in run.notes
 
 
-def test_a_training_without_end_begins(ground: Ground) -> None:
-    stop(ground, "endless", max_steps=10**9)
-    assert (ground.folder / "endless" / "checkpoint-5" / "manifest.json").is_file()
+def test_a_training_with_a_billion_steps_starts(workspace: Workspace) -> None:
+    stop(workspace, "endless", max_steps=10**9)
+    assert (workspace.folder / "endless" / "checkpoint-5" / "manifest.json").is_file()
 
 
-def test_paths_are_not_left_behind(ground: Ground) -> None:
-    """A folder that was moved is gone on with where it is now."""
-    stop(ground, "here")
-    (ground.folder / "here").rename(ground.folder / "there")
-    run = ground.train("there", resume=True)
-    assert Path(run.folder) == ground.folder / "there"
+def test_a_moved_run_resumes_in_its_new_folder(workspace: Workspace) -> None:
+    stop(workspace, "here")
+    (workspace.folder / "here").rename(workspace.folder / "there")
+    run = workspace.train("there", resume=True)
+    assert Path(run.folder) == workspace.folder / "there"

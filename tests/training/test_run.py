@@ -1,4 +1,4 @@
-"""Whole runs of the tiny model: what comes out, what is written, what is measured."""
+"""Complete runs of the tiny model: what they write, measure and return."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tightfit import Job, evaluate, load_run, predict, train
 from tightfit.data.dataset import JobData, read_data
 from tightfit.errors import LossNotFinite, OutputError
 from tightfit.inference import Prediction
+from tightfit.runs.header import load_header
 from tightfit.simulation.process_size import warm_up
 
 
@@ -35,7 +36,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_it_learns_and_says_what_it_did(trained: Path) -> None:
+def test_a_run_learns_and_records_what_it_did(trained: Path) -> None:
     run = load_run(trained)
     assert run.metrics["eval_f1"] > 0.9
     assert run.steps == 42
@@ -48,22 +49,64 @@ def test_it_learns_and_says_what_it_did(trained: Path) -> None:
     assert {"torch", "transformers", "tightfit"} <= set(run.versions)
 
 
-def test_what_was_foretold_stands_beside_what_was_measured(trained: Path) -> None:
-    run = load_run(trained)
+def test_the_estimate_of_a_run_equals_its_tensors(trained: Path) -> None:
+    """Without the process size, beside which the tensors of a tiny model would not matter."""
+    from transformers import AutoModelForSequenceClassification
+
+    phases = estimate_of(trained)["phases"]
+    model = AutoModelForSequenceClassification.from_pretrained(trained).train()
+    trained_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    weight_bytes = trained_bytes + sum(buffer.nbytes for buffer in model.buffers())
+    state = torch.load(trained / "checkpoint-42" / "optimizer.pt")["state"]
+    state_bytes = sum(value.nbytes for values in state.values() for value in values.values())
+    expected = {"weights": weight_bytes, "gradients": trained_bytes, "optimizer state": state_bytes}
+    assert {kind: phases["step"][kind] for kind in expected} == expected
+    assert "4 × 25 tokens" in estimate_of(trained)["worst"]
+    assert phases["forward"]["activations"] == pytest.approx(saved_bytes(model, rows=4, tokens=25), rel=0.01)
+
+
+def saved_bytes(model: torch.nn.Module, rows: int, tokens: int) -> int:
+    """Bytes that autograd saves in a forward pass, without weights and inputs."""
+    batch = {"input_ids": torch.full((rows, tokens), 5), "attention_mask": torch.ones(rows, tokens, dtype=torch.long)}
+    batch["labels"] = torch.arange(rows) % 2
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch.values())}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = model(**batch)
+    assert output.loss.requires_grad
+    return sum(size for address, size in saved.items() if address not in known)
+
+
+def estimate_of(folder: Path) -> dict[str, Any]:
+    header = load_header(folder)
+    assert header is not None
+    assert header.estimate is not None
+    return header.estimate
+
+
+def test_predicted_memory_is_recorded_beside_measured_memory(trained: Path) -> None:
+    run, estimate = load_run(trained), estimate_of(trained)
+    totals = {phase: estimate["overhead_bytes"] + sum(kinds.values()) for phase, kinds in estimate["phases"].items()}
+    assert run.predicted.phases == totals
+    assert run.predicted.peak_bytes == max(totals.values())
+    assert {"forward", "backward", "step", "evaluate"} <= set(totals) & set(run.measured.phases)
     assert run.predicted.peak_bytes == pytest.approx(run.measured.peak_bytes, rel=0.03)
-    assert run.predicted.phases is not None
-    assert {"forward", "backward", "step", "evaluate"} <= set(run.predicted.phases)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is sampled, and a short peak may be missed")
-def test_what_reading_takes_is_measured_and_what_the_forecast_takes_is_not(
+def test_reading_the_data_is_measured_and_the_estimate_is_not(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(job: Job) -> JobData:
         np.ones(256 << 20, dtype=np.uint8)
         return read_data(job)
 
-    warm_up.cache_clear()  # so that its small steps, which take 120 MiB for a moment, are in both runs
+    warm_up.cache_clear()  # so that both runs include its small trainings, which take 120 MiB for a short time
     usual = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "usual", device="cpu", quiet=True)
     warm_up.cache_clear()
     monkeypatch.setattr("tightfit.training.setup.read_data", read)
@@ -74,8 +117,10 @@ def test_what_reading_takes_is_measured_and_what_the_forecast_takes_is_not(
 
 
 @pytest.mark.parametrize("recipe", ["micro-batch:size=8", "chunked-layers:size=4 adafactor optimizer-in-backward"])
-def test_the_peak_of_a_fresh_process_is_as_foretold(recipe: str, tiny_model: Path, tmp_path: Path) -> None:
-    """A model large enough that its tensors count."""
+def test_the_predicted_peak_of_a_fresh_process_matches_the_measured_one(
+    recipe: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A model large enough that its tensors matter beside the process size."""
     from transformers import BertConfig
 
     shape = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
@@ -84,27 +129,27 @@ def test_the_peak_of_a_fresh_process_is_as_foretold(recipe: str, tiny_model: Pat
     (folder / "model.safetensors").unlink()
     BertConfig(vocab_size=8000, max_position_embeddings=64, **shape).save_pretrained(folder)
     data = write_reviews(tmp_path / "reviews.csv", rows=100)
-    words = ["--model", folder, "--data", data, "--out", tmp_path / "run", "--random-weights", "--max-length", 48]
-    words += [word for strategy in recipe.split() for word in ("--use", strategy)]
-    words += ["--device", "cpu", "--max-steps", 2, "--json"]
-    command = [sys.executable, "-m", "tightfit", "train", *map(str, words)]
+    arguments = ["--model", folder, "--data", data, "--out", tmp_path / "run", "--random-weights", "--max-length", 48]
+    arguments += [argument for strategy in recipe.split() for argument in ("--use", strategy)]
+    arguments += ["--device", "cpu", "--max-steps", 2, "--json"]
+    command = [sys.executable, "-m", "tightfit", "train", *map(str, arguments)]
     record = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     assert record["predicted"]["peak_bytes"] == pytest.approx(record["measured"]["peak_bytes"], rel=0.02)
 
 
-def test_a_model_that_cannot_be_rehearsed_is_trained(
+def test_a_model_that_cannot_be_simulated_is_trained(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tightfit.simulation.simulation import Simulation
 
-    def stumble(*args: Any) -> None:
+    def fail(*args: Any) -> None:
         raise RuntimeError("an operation without a shape")
 
-    monkeypatch.setattr(Simulation, "phases", stumble)
+    monkeypatch.setattr(Simulation, "estimate", fail)
     run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu", quiet=True)
     assert run.steps == 1
     assert run.predicted.peak_bytes is None
-    assert "memory could not be foretold: an operation without a shape" in run.notes
+    assert "memory could not be estimated: an operation without a shape" in run.notes
 
 
 def test_the_run_folder_is_a_model_folder(trained: Path) -> None:
@@ -113,18 +158,18 @@ def test_the_run_folder_is_a_model_folder(trained: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(trained)
     assert model.config.id2label == {0: "0", 1: "1"}
     assert AutoTokenizer.from_pretrained(trained)("clean room")["input_ids"]
-    answers = pipeline("text-classification", str(trained))(["clean quiet kind", "dirty loud rude"])
-    assert [answer["label"] for answer in answers] == ["1", "0"]
+    labels = pipeline("text-classification", str(trained))(["clean quiet kind", "dirty loud rude"])
+    assert [each["label"] for each in labels] == ["1", "0"]
 
 
-def test_predictions_come_in_order(trained: Path) -> None:
+def test_predictions_keep_the_order_of_the_texts(trained: Path) -> None:
     texts = ["the room was dirty dirty rude", "clean", "kind staff clean warm lovely bed", "loud cold broken"]
     found = predict(trained, texts, device="cpu")
     assert [p.label for p in found] == ["0", "1", "1", "0"]
     assert all(isinstance(p, Prediction) and 0.5 <= p.confidence <= 1 for p in found)
 
 
-def test_evaluate_repeats_the_runs_own_score(trained: Path) -> None:
+def test_evaluate_reproduces_the_metrics_of_the_run(trained: Path) -> None:
     run, evaluation = load_run(trained), evaluate(trained, device="cpu")
     assert evaluation.rows == run.data.validation_rows
     for name in ("eval_f1", "eval_accuracy"):
@@ -133,7 +178,7 @@ def test_evaluate_repeats_the_runs_own_score(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(("scores", "best"), [((0.5, 0.9, 0.7), 2), ((0.9, 0.5, 0.7), 1), ((0.9, 0.9, 0.8), 2)])
-def test_the_best_epoch_is_kept(
+def test_the_weights_of_the_best_epoch_are_saved(
     tiny_model: Path,
     reviews: Path,
     tmp_path: Path,
@@ -141,7 +186,7 @@ def test_the_best_epoch_is_kept(
     scores: tuple[float, ...],
     best: int,
 ) -> None:
-    """Scores are scripted; where two are equal the lower loss decides, which falls from epoch to epoch."""
+    """Scores are scripted; between equal scores the lower loss decides, which falls from epoch to epoch."""
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter(scores)
@@ -160,16 +205,16 @@ def test_the_best_epoch_is_kept(
     "use",
     [["micro-batch:size=3"], ["gradient-checkpointing"], ["micro-batch:size=1", "gradient-checkpointing"], ["adamw"]],
 )
-def test_strategies_that_keep_the_result_keep_the_weights(
+def test_strategies_with_result_same_give_the_same_weights(
     tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]
 ) -> None:
-    """A whole run, dropout off, ragged last batch: the trained weights are those of the plain run."""
+    """A complete run without dropout, with a smaller last batch: the weights equal those of the baseline."""
     model = without_dropout(tiny_model, tmp_path / "model")
     job = job_of(model, reviews, epochs=1)
-    train(job, out=tmp_path / "plain", device="cpu", quiet=True)
+    train(job, out=tmp_path / "baseline", device="cpu", quiet=True)
     train(job, use, out=tmp_path / "used", device="cpu", quiet=True)
-    plain, used = weights_of(tmp_path / "plain"), weights_of(tmp_path / "used")
-    for name, weight in plain.items():
+    baseline, used = weights_of(tmp_path / "baseline"), weights_of(tmp_path / "used")
+    for name, weight in baseline.items():
         torch.testing.assert_close(used[name], weight, rtol=1e-3, atol=2e-5)
 
 
@@ -181,8 +226,8 @@ def without_dropout(model: Path, target: Path) -> Path:
     return target
 
 
-def test_the_plain_run_is_transformers_own(tiny_model: Path, tmp_path: Path) -> None:
-    """Same data, same seed, dropout on: losses and weights are those of transformers.Trainer."""
+def test_the_baseline_equals_a_transformers_trainer(tiny_model: Path, tmp_path: Path) -> None:
+    """Same data, same seed, dropout on: losses and weights equal those of transformers.Trainer."""
     import transformers
 
     data, held_out = write_reviews(tmp_path / "a.csv", 52), write_reviews(tmp_path / "b.csv", 10, seed=5)
@@ -218,20 +263,22 @@ def test_the_plain_run_is_transformers_own(tiny_model: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "use", [["mixed-precision"], ["adafactor"], ["freeze"], ["freeze:layers=1", "gradient-checkpointing"]]
 )
-def test_the_other_strategies_train_too(tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]) -> None:
+def test_strategies_that_change_the_result_train(
+    tiny_model: Path, reviews: Path, tmp_path: Path, use: list[str]
+) -> None:
     run = train(job_of(tiny_model, reviews, max_steps=3), use, out=tmp_path / "run", device="cpu", quiet=True)
     assert run.steps == 3
     assert math.isfinite(run.metrics["train_loss"])
     assert (run.trainable_parameters < run.parameters) == use[0].startswith("freeze")
 
 
-def test_random_weights_need_only_a_shape(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+def test_random_weights_need_only_a_config(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_model, tmp_path / "shape", ignore=shutil.ignore_patterns("*.safetensors"))
     job = job_of(tmp_path / "shape", reviews, random_weights=True, max_steps=2)
     assert train(job, out=tmp_path / "run", device="cpu", quiet=True).steps == 2
 
 
-def test_shorter_text_is_cut_and_recorded(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+def test_truncated_texts_are_recorded(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job = job_of(tiny_model, reviews, max_steps=1)
     run = train(job, ["max-length:tokens=8"], out=tmp_path / "run", device="cpu", quiet=True)
     assert run.max_length == 8
@@ -239,14 +286,14 @@ def test_shorter_text_is_cut_and_recorded(tiny_model: Path, reviews: Path, tmp_p
     assert any("longer than 8 tokens" in note for note in run.notes)
 
 
-def test_pairs_of_texts(tiny_model: Path, tmp_path: Path) -> None:
+def test_text_pairs_are_trained_and_predicted(tiny_model: Path, tmp_path: Path) -> None:
     lines = [f"{i % 2},clean room {i},{'kind' if i % 2 else 'rude'} staff" for i in range(20)]
     (tmp_path / "a.csv").write_text("label,premise,hypothesis\n" + "\n".join(lines), "utf-8")
     train(job_of(tiny_model, tmp_path / "a.csv", max_steps=2), out=tmp_path / "run", device="cpu", quiet=True)
     assert len(predict(tmp_path / "run", [("clean room", "kind staff")], device="cpu")) == 1
 
 
-def test_more_than_two_labels_use_the_mean_f1(tiny_model: Path, tmp_path: Path) -> None:
+def test_more_than_two_labels_are_trained(tiny_model: Path, tmp_path: Path) -> None:
     lines = [f"{'abc'[i % 3]},word {i}" for i in range(30)]
     (tmp_path / "a.csv").write_text("label,review\n" + "\n".join(lines), "utf-8")
     job = job_of(tiny_model, tmp_path / "a.csv", max_steps=1)
@@ -254,7 +301,7 @@ def test_more_than_two_labels_use_the_mean_f1(tiny_model: Path, tmp_path: Path) 
     assert run.data.labels == ("a", "b", "c")
 
 
-def test_f1_is_of_label_one_or_the_mean_over_labels() -> None:
+def test_f1_is_binary_for_two_labels_and_macro_for_more() -> None:
     import numpy as np
     from transformers import EvalPrediction
 
@@ -270,25 +317,25 @@ def test_f1_is_of_label_one_or_the_mean_over_labels() -> None:
 
 
 @pytest.mark.parametrize("labels", [2, 3, 7])
-def test_metrics_are_those_of_scikit_learn(labels: int) -> None:
+def test_metrics_equal_those_of_scikit_learn(labels: int) -> None:
     from sklearn.metrics import accuracy_score, f1_score
     from transformers import EvalPrediction
 
     from tightfit.tasks.text_classification import TextClassification
 
-    chance = np.random.default_rng(labels)
+    rng = np.random.default_rng(labels)
     for rows in (1, 2, 5, 40):
-        logits, truth = chance.normal(size=(rows, labels)), chance.integers(labels, size=rows)
+        logits, truth = rng.normal(size=(rows, labels)), rng.integers(labels, size=rows)
         found = TextClassification().metrics(EvalPrediction(logits, truth))
         average = "binary" if labels == 2 else "macro"
         f1 = f1_score(truth, logits.argmax(-1), average=average, zero_division=0)
         assert found == pytest.approx({"accuracy": accuracy_score(truth, logits.argmax(-1)), "f1": f1})
 
 
-def test_a_stopped_run_goes_on(
+def test_a_run_killed_within_an_epoch_resumes_from_the_epoch_before(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the third epoch, resumed from the end of the second: the weights of the undisturbed run."""
+    """Stopped in the third epoch, resumed from the end of the second: the weights of the uninterrupted run."""
     from tightfit.training import trainer
 
     job = job_of(tiny_model, reviews, epochs=3)
@@ -317,54 +364,52 @@ def interrupting(run_micro_batches: Any, at: int) -> Any:
     return run
 
 
-def test_a_loss_that_is_no_number_stops_the_run(
+def test_a_nan_loss_stops_the_run(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second epoch: the first epoch's checkpoint stays, and no spoiled weights are written."""
+    """In the second epoch: the checkpoint of the first stays, and no NaN weights are written."""
     from tightfit.training import trainer
 
     calls = []
 
-    def spoiled(*args: Any) -> torch.Tensor:
+    def with_nan(*args: Any) -> torch.Tensor:
         calls.append(1)
         loss = run_micro_batches(*args)
         return loss * float("nan") if len(calls) == 10 else loss
 
     run_micro_batches = trainer.run_micro_batches
-    monkeypatch.setattr(trainer, "run_micro_batches", spoiled)
+    monkeypatch.setattr(trainer, "run_micro_batches", with_nan)
     job = job_of(tiny_model, reviews, epochs=2)
-    with pytest.raises(
-        LossNotFinite, match=r"nan after 9 good steps.*checkpoint-7 holds the last good weights.*0.00025"
-    ):
+    with pytest.raises(LossNotFinite, match=r"nan after 9 steps.*checkpoint-7 holds the last good weights.*0.00025"):
         train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert all(torch.isfinite(w).all() for w in weights_of(tmp_path / "run" / "checkpoint-7").values())
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
-def test_a_gradient_that_is_no_number_stops_the_run(
+def test_a_nan_gradient_stops_the_run(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_grad_norm: float
 ) -> None:
-    """In an epoch's last step, with clipping and without."""
+    """In the last step of an epoch, with and without clipping."""
     from tightfit.training import trainer
 
     run_micro_batches, calls = trainer.run_micro_batches, []
 
-    def spoiled(model: Any, *args: Any) -> torch.Tensor:
+    def with_nan(model: Any, *args: Any) -> torch.Tensor:
         calls.append(1)
         loss = run_micro_batches(model, *args)
         if len(calls) == 7:
             next(model.parameters()).grad.fill_(float("nan"))
         return loss
 
-    monkeypatch.setattr(trainer, "run_micro_batches", spoiled)
+    monkeypatch.setattr(trainer, "run_micro_batches", with_nan)
     job = job_of(tiny_model, reviews, max_grad_norm=max_grad_norm)
-    with pytest.raises(LossNotFinite, match="gradient became nan after 6 good steps"):
+    with pytest.raises(LossNotFinite, match="gradient became nan after 6 steps"):
         train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
     assert not (tmp_path / "run" / "model.safetensors").exists()
 
 
-def test_a_moved_run_still_finds_its_best_epoch(
+def test_a_moved_run_finds_its_best_checkpoint(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tightfit.tasks.text_classification import TextClassification
@@ -390,8 +435,8 @@ def test_a_run_can_be_used_from_another_folder(
     assert len(predict(str(tmp_path / "run"), "clean room", device="cpu")) == 1
 
 
-def test_padding_is_what_the_tokenizer_says(tiny_model: Path, reviews: Path) -> None:
-    """A config that says otherwise would make a decoder read its texts at the wrong token."""
+def test_the_padding_token_is_that_of_the_tokenizer(tiny_model: Path, reviews: Path) -> None:
+    """With another one in the config a decoder would classify a text at the wrong token."""
     from tightfit.data.rows import Labels
     from tightfit.device import find_device
     from tightfit.engine.assembly import assemble
@@ -404,7 +449,7 @@ def test_padding_is_what_the_tokenizer_says(tiny_model: Path, reviews: Path) -> 
     assert parts.model.config.pad_token_id == tokenizer.pad_token_id == 4
 
 
-def test_a_used_folder_is_refused(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_rejected(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     with pytest.raises(OutputError, match="--resume"):
@@ -412,7 +457,7 @@ def test_a_used_folder_is_refused(tiny_model: Path, reviews: Path, tmp_path: Pat
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.txt"]
 
 
-def test_a_full_disk_is_found_before_the_run(
+def test_a_full_disk_is_rejected_before_the_run(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
@@ -421,7 +466,7 @@ def test_a_full_disk_is_found_before_the_run(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_card_has_the_hubs_header(trained: Path) -> None:
+def test_the_model_card_has_metadata_for_the_hub(trained: Path) -> None:
     from huggingface_hub import ModelCard
 
     card = ModelCard.load(trained / "README.md")
@@ -430,19 +475,19 @@ def test_the_card_has_the_hubs_header(trained: Path) -> None:
     assert "micro-batch:size=4" in card.content
 
 
-def test_tensorboard_gets_the_curves(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+def test_tensorboard_events_are_written(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job = job_of(tiny_model, reviews, max_steps=1)
     train(job, out=tmp_path / "run", device="cpu", report_to=["tensorboard"], quiet=True)
     assert list((tmp_path / "run").rglob("events.out.tfevents.*"))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
-def test_stepping_in_backward_saves_and_resumes(
+def test_optimizer_in_backward_saves_and_resumes(
     tiny_model: Path, reviews: Path, tmp_path: Path, optimizer: str
 ) -> None:
-    """Optimizer state and schedule live in the same checkpoint as ever."""
+    """Optimizer state and schedule are in the checkpoint as with any other recipe."""
     skip_unless_installed(optimizer)
-    words = ["chunked-layers:size=4", optimizer, "optimizer-in-backward"]
+    specs = ["chunked-layers:size=4", optimizer, "optimizer-in-backward"]
     settings = {
         "model": str(tiny_model),
         "data": str(reviews),
@@ -450,13 +495,13 @@ def test_stepping_in_backward_saves_and_resumes(
         "max_length": 32,
         "learning_rate": 5e-3,
     }
-    whole = train(Job(**settings, epochs=3), words, out=tmp_path / "whole", device="cpu", quiet=True)
+    whole = train(Job(**settings, epochs=3), specs, out=tmp_path / "whole", device="cpu", quiet=True)
     shutil.copytree(tmp_path / "whole", tmp_path / "again")
     _, *later = sorted((tmp_path / "again").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     for checkpoint in later:
         shutil.rmtree(checkpoint)
     (tmp_path / "again" / "run.json").unlink()
-    again = train(Job(**settings, epochs=3), words, out=tmp_path / "again", device="cpu", quiet=True, resume=True)
+    again = train(Job(**settings, epochs=3), specs, out=tmp_path / "again", device="cpu", quiet=True, resume=True)
     assert again.metrics["eval_loss"] == whole.metrics["eval_loss"]
     assert again.steps == whole.steps
     one, other = (weights_of(tmp_path / name) for name in ("whole", "again"))

@@ -1,4 +1,4 @@
-"""The optimizer's bytes, foretold without stepping it for real."""
+"""Optimizer state and checkpoint sizes, predicted on fake tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tightfit.training.setup import checkpoint_bytes, optimizer_bytes
 
 
 @pytest.mark.parametrize("use", ["adamw", "adamw:fused=false", "adafactor", "freeze"])
-def test_foretold_equals_found(use: str) -> None:
+def test_predicted_optimizer_state_equals_the_real_one(use: str) -> None:
     parts = parts_of(use)
     predicted = optimizer_bytes(parts)
     optimizer = build_optimizer(parts)
@@ -21,11 +21,11 @@ def test_foretold_equals_found(use: str) -> None:
     assert predicted == sum(value.nbytes for value in state if isinstance(value, torch.Tensor)) > 0
 
 
-def test_a_checkpoint_beside_a_base_that_stays_is_small() -> None:
+def test_a_checkpoint_holds_only_trained_weights() -> None:
     sizes = {}
     for use in ("adamw", "lora", "freeze"):
         parts = parts_of(use)
         sizes[use] = checkpoint_bytes(parts, build_optimizer(parts))
-        learns = parts.parameters if use == "adamw" else parts.trainable_parameters
-        assert sizes[use] == pytest.approx(4 * learns, rel=0.05), "no optimizer state is there yet"
+        saved = parts.parameters if use == "adamw" else parts.trainable_parameters
+        assert sizes[use] == pytest.approx(4 * saved, rel=0.05), "there is no optimizer state yet"
     assert sizes["lora"] < sizes["adamw"] / 4

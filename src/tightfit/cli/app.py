@@ -1,4 +1,4 @@
-"""Printing: answers go to standard output, for people or as one JSON object."""
+"""Commands: one function each, with its docstring as help text. torch is imported only by commands that need it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def stdout() -> Console:
-    """Made for each answer: standard output may have changed since."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """One object, one line."""
-    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
-
-
-# The command line: one verb, one function; help is its docstring. torch is imported only when there is work.
-
-
 app = typer.Typer(
     name="tightfit",
     help="Fine-tune a Hugging Face transformer inside the memory you have.",
@@ -47,49 +32,55 @@ app = typer.Typer(
 )
 
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. [default: cuda if there, else cpu]")]
-CardOrDevice = Annotated[
-    str | None, typer.Option(help="cpu, cuda, or a card by name, here or not: 'RTX 3050 4GB', T4. [default: as train]")
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. [default: cuda if available, else cpu]")]
+DeviceOrGpu = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda, or a GPU by name, in this machine or not: 'RTX 3050 4GB', T4. "
+        "[default: cuda if available, else cpu]"
+    ),
 ]
-BudgetSize = Annotated[str | None, typer.Option(help="Memory it may take, as 4GB. [plan: all there is]")]
-Avoid = Annotated[list[str] | None, typer.Option(help="A strategy to leave out of a plan. Repeat for more.")]
+Avoid = Annotated[list[str] | None, typer.Option(help="Strategy to exclude from the plan. Repeatable.")]
 Allow = Annotated[
-    str | None, typer.Option(help="What a plan may do to the result: same, close or different. [default: close]")
+    str | None,
+    typer.Option(help="Strongest effect on the result to allow: same, close or different. [default: close]"),
 ]
-Use = Annotated[list[str] | None, typer.Option(help="A strategy, as name:key=value,key=value. Repeat for more.")]
+Use = Annotated[list[str] | None, typer.Option(help="Strategy to use, as name:key=value,key=value. Repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Lang = Annotated[str, typer.Option(help="Language of the page: en or zh.")]
-RunFolder = Annotated[Path, typer.Argument(help="The folder that train wrote to.", metavar="RUN")]
+Lang = Annotated[str, typer.Option(help="Language of the report: en or zh.")]
+RunFolder = Annotated[Path, typer.Argument(help="Run folder written by tightfit train.", metavar="RUN")]
 
 
 @app.command()
 @with_job_settings
 def plan(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings.")] = None,
-    budget: BudgetSize = None,
-    device: CardOrDevice = None,
+    file: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings, or a plan.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Memory limit, such as 4GB. [default: all of the device's memory]")
+    ] = None,
+    device: DeviceOrGpu = None,
     use: Use = None,
     avoid: Avoid = None,
     allow: Allow = None,
-    out: Annotated[Path | None, typer.Option(help="Write the plan here (.yaml); tightfit train runs it.")] = None,
-    export: Annotated[Path | None, typer.Option(help="Write a plain transformers script with it (.py).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the plan to this file (.yaml) for tightfit train.")] = None,
+    export: Annotated[Path | None, typer.Option(help="Write the plan as a transformers script (.py).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pick the fastest recipe that fits the memory you have, and say why."""
+    """Choose the fastest recipe that fits a memory budget. Prints the reasons and the alternatives."""
     job, specs = _job_and_recipe(file, settings, use, "plan")
-    with _begun_early(job):
+    with _prefetch(job):
         from tightfit.cli.planning import Request, run_plan
 
-        request = Request(budget, device, use, avoid, allow).over(file, specs, cards=True)
-        answer = run_plan(job, request, out=out, export=export, quiet=as_json)
+        request = Request(budget, device, use, avoid, allow).merged_with(file, specs, allow_absent_gpu=True)
+        made = run_plan(job, request, out=out, export=export, quiet=as_json)
     if as_json:
-        print_json(answer.to_json())
+        print_json(made.to_json())
     else:
         from tightfit.report.terminal import show_plan
 
-        show_plan(answer, stdout())
-    if not answer.fits:
+        show_plan(made, stdout())
+    if not made.fits:
         raise SystemExit(1)
 
 
@@ -97,58 +88,67 @@ def plan(
 @with_job_settings
 def train(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="A plan, or a YAML file with settings and `use`.")] = None,
-    budget: BudgetSize = None,
+    file: Annotated[Path | None, typer.Argument(help="Plan, or YAML file with the job's settings and `use`.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Memory limit, such as 4GB: train with the recipe that plan would choose.")
+    ] = None,
     use: Use = None,
     avoid: Avoid = None,
     allow: Allow = None,
-    out: Annotated[Path, typer.Option(help="The run folder: model, record, checkpoints.")] = Path("runs/run"),
+    out: Annotated[Path, typer.Option(help="Run folder for the model, run.json and checkpoints.")] = Path("runs/run"),
     device: Device = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     save_every: Annotated[
-        str, typer.Option(help="Write a checkpoint every '100 steps' or '30 minutes', beside every epoch's end.")
+        str, typer.Option(help="Save a checkpoint every '100 steps' or '30 minutes', and at the end of each epoch.")
     ] = "30 minutes",
-    report_to: Annotated[list[str] | None, typer.Option(help="tensorboard, wandb, … as in transformers.")] = None,
+    report_to: Annotated[
+        list[str] | None, typer.Option(help="Experiment tracker as in transformers: tensorboard, wandb, … Repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a model on a data file and write it to a run folder, inside a memory budget if there is one."""
+    """Fine-tune a model on a data file. With --budget, the recipe is planned to fit it."""
     job, specs = _job_and_recipe(file or _job_file_of(out, resume), settings, use, "train")
 
     from tightfit.api import train as run_training
     from tightfit.cli.planning import Request, planned_recipe
 
-    said = Request(budget, device, use, avoid, allow)
-    request, planned = said.over(file, specs), None if said.has_constraints else planned_recipe(file, job, specs)
-    kept: dict[str, Any] = {
-        "budget": request.budget,
-        "device": request.device,
-        "planned": planned,
+    given = Request(budget, device, use, avoid, allow)
+    request = given.merged_with(file, specs)
+    run = run_training(
+        job,
+        out=out,
+        budget=request.budget,
+        device=request.device,
+        planned=None if given.has_constraints else planned_recipe(file, job, specs),
         **request.constraints,
-    }
-    how: dict[str, Any] = {"resume": resume, "report_to": report_to or [], "quiet": as_json, "save_every": save_every}
-    _show_run(run_training(job, out=out, **how, **kept), as_json)
+        resume=resume,
+        report_to=report_to or [],
+        quiet=as_json,
+        save_every=save_every,
+    )
+    _show_run(run, as_json)
 
 
 @app.command()
 @with_job_settings
 def estimate(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings and `use`.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings and `use`.")] = None,
     use: Use = None,
-    device: CardOrDevice = None,
+    device: DeviceOrGpu = None,
     probe: Annotated[
-        bool, typer.Option("--probe", help="If the model cannot be rehearsed, try a small step on real tensors.")
+        bool, typer.Option("--probe", help="If the model cannot be simulated, measure a small step on real tensors.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what memory a training would take, by moment and kind, without weights and before the first step."""
+    """Estimate the memory of a training, by phase and kind. Needs no weights and runs no step."""
     job, specs = _job_and_recipe(file, settings, use, "estimate")
-    with _begun_early(job):
+    with _prefetch(job):
         from tightfit.api import estimate as run_estimate
         from tightfit.report.progress import Terminal
         from tightfit.report.terminal import show_estimate
 
-        with Terminal(quiet=as_json).status("Rehearsing"):
+        with Terminal(quiet=as_json).status("Simulating"):
             estimate = run_estimate(job, specs, device, probe=probe)
     if as_json:
         print_json(estimate.to_json())
@@ -160,31 +160,42 @@ def estimate(
 @with_job_settings
 def compare(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="A YAML file with the job's settings.")] = None,
-    preset: Annotated[str, typer.Option(help="tutorial (what the tutorials teach), ours, or all.")] = "all",
+    file: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings.")] = None,
+    preset: Annotated[
+        str, typer.Option(help="Recipes to compare: tutorial (the usual tutorials' steps), ours, or all.")
+    ] = "all",
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe in place of a preset, as 'micro-batch:size=8 checkpoint'; or baseline."),
+        typer.Option(help="Recipe instead of a preset: 'micro-batch:size=8 adafactor', or baseline. Repeatable."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps that each rung is trained for.")] = 8,
-    full: Annotated[bool, typer.Option("--full", help="Train each rung to the end of the job, for its F1.")] = False,
-    seeds: Annotated[int, typer.Option(help="How often, each time with another seed.")] = 1,
-    budget: Annotated[str | None, typer.Option(help="A line in the picture, as 4GB.")] = None,
+    steps: Annotated[int, typer.Option(help="Steps to train each recipe for.")] = 8,
+    full: Annotated[bool, typer.Option("--full", help="Train each recipe to the end of the job, for its F1.")] = False,
+    seeds: Annotated[int, typer.Option(help="Trainings per recipe, each with another seed.")] = 1,
+    budget: Annotated[str | None, typer.Option(help="Memory limit to mark in the chart, such as 4GB.")] = None,
     device: Device = None,
-    out: Annotated[Path, typer.Option(help="The folder for ladder.json, .md, .html and .png.")] = Path("comparison"),
+    out: Annotated[Path, typer.Option(help="Folder for comparison.json, .md, .html and .png.")] = Path("comparison"),
     lang: Lang = "en",
     as_json: AsJson = False,
 ) -> None:
-    """Measure recipes side by side on this machine: memory, time, and what each does to the result."""
+    """Measure recipes side by side: memory, time and result. Each is trained on this machine, in its own process."""
     job, _ = _job_and_recipe(file, settings, None, "compare")
 
     from tightfit.api import compare as run_comparison
     from tightfit.report.comparison import show_comparison, write_comparison
     from tightfit.report.i18n import Strings
 
-    Strings.of(lang)  # a language that is not there is said before hours of work
-    how: dict[str, Any] = {"steps": steps, "full": full, "seeds": seeds, "budget": budget}
-    comparison = run_comparison(job, recipe or preset, device=device, out=out, quiet=as_json, **how)
+    Strings.of(lang)  # reject an unknown language before hours of work
+    comparison = run_comparison(
+        job,
+        recipe or preset,
+        steps=steps,
+        full=full,
+        seeds=seeds,
+        budget=budget,
+        device=device,
+        out=out,
+        quiet=as_json,
+    )
     write_comparison(comparison, out, lang)
     if as_json:
         print_json(comparison.to_json())
@@ -195,23 +206,23 @@ def compare(
 @app.command()
 def explain(
     message: Annotated[
-        Path | None, typer.Argument(help="A file with the out-of-memory message; - or a pipe for standard input.")
+        Path | None, typer.Argument(help="File with the out-of-memory message; - for standard input.")
     ] = None,
-    args: Annotated[
-        Path | None, typer.Option(help="TrainingArguments as JSON, or the script (.py) that has them.")
-    ] = None,
+    args: Annotated[Path | None, typer.Option(help="TrainingArguments as JSON, or the training script (.py).")] = None,
     model: Annotated[str | None, setting("model")] = None,
-    device: CardOrDevice = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or a GPU by name: T4. [default: a GPU as large as in the message]")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what overflowed, and which edits of a script mend it. The script is read, never run."""
+    """Explain an out-of-memory error and suggest fixes. The training script is read, never run."""
     from tightfit.cli.explain import run_explanation
 
     explanation = run_explanation(message, args, model, device, quiet=as_json)
     if as_json:
         print_json(explanation.to_json())
         return
-    for line in explanation.happened:
+    for line in explanation.findings:
         stdout().print(line, markup=False)
     for number, edit in enumerate(explanation.edits, 1):
         stdout().print(f"  {number}. {edit}", markup=False)
@@ -221,14 +232,15 @@ def explain(
 def evaluate(
     run: RunFolder,
     data: Annotated[
-        str | None, typer.Option(help="A file to score on; rows that were trained on are left out.")
+        str | None,
+        typer.Option(help="File to evaluate on; rows that were trained on are skipped. [default: the held-out rows]"),
     ] = None,
     text: Annotated[str | None, setting("text")] = None,
     label: Annotated[str | None, setting("label")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a trained model on rows it never saw."""
+    """Evaluate a trained model on rows it was not trained on."""
     from tightfit.inference import evaluate as run_evaluation
     from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_evaluation
@@ -249,19 +261,19 @@ def predict(
     run: RunFolder,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to label; two for each pair if the model reads pairs.", metavar="[TEXT]..."),
+        typer.Argument(help="Texts to classify; two per pair if the model was trained on pairs.", metavar="[TEXT]..."),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="A file of texts to label.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data file with texts to classify.")] = None,
     text: Annotated[str | None, setting("text")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the labelled file (.csv, .tsv, .jsonl).")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file for --data (.csv, .tsv, .jsonl).")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Label texts with a trained model."""
+    """Predict the labels of texts or of a data file. RUN is the folder of the trained model."""
     if bool(texts) == bool(data):
-        raise BadInput('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out labelled.csv).')
+        raise BadInput('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out labels.csv).')
     if bool(data) != bool(out):
-        raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out labelled.csv.")
+        raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out labels.csv.")
 
     if data and out:
         predict_file(run, data, out, device, text, as_json)
@@ -271,15 +283,15 @@ def predict(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several stand side by side.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN...")],
     out: Annotated[
-        Path | None, typer.Option(help="The page. [default: report.html in the run folder, or here for several runs]")
+        Path | None, typer.Option(help="HTML file. [default: report.html in the run folder, or here for several runs]")
     ] = None,
     lang: Lang = "en",
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the page in a browser.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write what happened in a run, and where the memory went, as a page of its own; also of runs that died."""
+    """Write an HTML report of runs, failed ones included."""
     from tightfit.report.html import open_in_browser, write_report
 
     page = write_report(runs, out, lang)
@@ -293,7 +305,7 @@ def report(
 
 @app.command()
 def strategies(as_json: AsJson = False) -> None:
-    """List the strategies: what each frees and what it does to the result."""
+    """List the strategies and their effect on the result."""
     from tightfit.report.terminal import show_strategies, strategy_rows
 
     if as_json:
@@ -303,10 +315,8 @@ def strategies(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"), as_json: AsJson = False
-) -> None:
-    """Train on hotel reviews that come with tightfit: offline, in about a minute."""
+def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"), as_json: AsJson = False) -> None:
+    """Train on bundled hotel reviews, offline, in about a minute."""
     from tightfit.api import train as run_training
     from tightfit.demo import demo_job, free_folder
 
@@ -321,38 +331,39 @@ _NEXT_STEPS = """
 Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"
 Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
                      (a column named text or review, one named label; --text and --label name others)
-Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor; tightfit strategies lists them all"""
+Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor
+                     (tightfit strategies lists all strategies)"""
 
 
 def _job_and_recipe(
     file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
 ) -> tuple[Job, list[str]]:
-    """The job and the strategies: the file's, and what the command line says over it."""
+    """The job and the strategies of the file, overridden by the command line."""
     from tightfit.strategies.recipe import parse_strategy
 
     values, specs = read_job_file(file) if file else ({}, [])
     job, chosen = build_job({**values, **settings}, verb), use or specs
     for spec in chosen:
-        parse_strategy(spec)  # a mistyped one is said at once, before torch is imported
+        parse_strategy(spec)  # reject a misspelt spec before torch is imported
     return job, chosen
 
 
 @contextlib.contextmanager
-def _begun_early(job: Job) -> Iterator[None]:
-    """What makes a short answer shorter, begun before torch is imported."""
-    from tightfit.data.dataset import start_prefetch, stop_reading
+def _prefetch(job: Job) -> Iterator[None]:
+    """Read the data in the background while torch is imported, with garbage collection paused."""
+    from tightfit.data.dataset import cancel_prefetch, start_prefetch
 
     start_prefetch(job)
     try:
-        with _without_collector():
+        with _gc_paused():
             yield
     finally:
-        stop_reading(job)  # where it failed before the rows were asked for
+        cancel_prefetch(job)  # needed if the command failed before it used the rows
 
 
 @contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """For a few seconds: libraries make a million objects while they load, and no garbage."""
+def _gc_paused() -> Iterator[None]:
+    """Pause garbage collection: importing libraries creates a million objects and no garbage."""
     if not gc.isenabled():
         yield
         return
@@ -360,14 +371,15 @@ def _without_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # all of them count as old now: none is looked at before the answer is shown
+        # Move all objects to the oldest generation, so that the next collections skip them.
+        if not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
         gc.enable()
 
 
 def _job_file_of(out: Path, resume: bool) -> Path | None:
-    """--resume without a model goes on with what the folder says."""
+    """The job file of the run folder, for --resume without other settings."""
     if not resume:
         return None
     from tightfit.runs.folder import JOB_FILE, check_run_folder
@@ -385,8 +397,8 @@ def _show_run(run: Any, as_json: bool) -> None:
         show_run(run, stdout())
 
 
-def process() -> None:
-    """Run the command line in a process that has nothing else to do."""
+def console_main() -> None:
+    """Entry point of the `tightfit` command, in a process of its own."""
     slim_process()
     try:
         main()
@@ -395,33 +407,45 @@ def process() -> None:
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one sentence and an exit code."""
-    goes_on = {"train": " A run that had begun goes on with train --resume.", "compare": " The same command goes on."}
-    with exit_with_message(f"stopped.{goes_on.get(''.join(sys.argv[1:2]), '')}"):
+    """Run the command line; errors that a user can fix become one sentence and an exit code."""
+    resume_hint = {
+        "train": " Continue a started run with train --resume.",
+        "compare": " Run the same command again to continue.",
+    }
+    with exit_with_message(f"stopped.{resume_hint.get(''.join(sys.argv[1:2]), '')}"):
         app()
 
 
-# What the command line does with texts to label: a file beside the one given, or a table on the screen.
+def stdout() -> Console:
+    """A console on the current sys.stdout, which may have been replaced since import."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """Print one JSON object on one line."""
+    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
 
 
 def predict_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
-    """All of a file, and how many rows of it."""
+    """Predict the labels of a file's rows and write them to `out`."""
     from tightfit.inference import label_file
     from tightfit.report.progress import Terminal
 
     terminal = Terminal(quiet=as_json)
-    with terminal.status("Labelling"):
+    with terminal.status("Predicting"):
         labelled = label_file(run, data, out, device, text)
     for note in labelled.notes:
         terminal.log(note)
     if as_json:
         print_json({"rows": labelled.rows, "out": str(out), "notes": labelled.notes})
     else:
-        stdout().print(f"{labelled.rows:,} rows labelled: {out}", markup=False)
+        stdout().print(f"{labelled.rows:,} rows predicted: {out}", markup=False)
 
 
 def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
-    """Texts as they were typed, two for each pair if the model reads pairs."""
+    """Predict the labels of texts from the command line, two per pair if the model was trained on pairs."""
     from tightfit.inference import predict as run_prediction
     from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_predictions
@@ -429,15 +453,15 @@ def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool
 
     paired = len(load_run(run).data.text_columns) == 2
     if paired and len(texts) % 2:
-        raise BadInput(f"This model reads pairs, and {len(texts)} texts do not make pairs: give two for each.")
+        raise BadInput(f"This model takes pairs, and {len(texts)} texts do not make pairs: give two per pair.")
     inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
-    with Terminal(quiet=as_json).status("Reading the model"):
+    with Terminal(quiet=as_json).status("Loading the model"):
         predictions = run_prediction(run, inputs, device)
     texts = [" + ".join(pair) for pair in inputs] if paired else texts
     if as_json:
-        answers = [
+        rows = [
             {"text": t, "label": p.label, "confidence": p.confidence} for t, p in zip(texts, predictions, strict=True)
         ]
-        print_json({"predictions": answers})
+        print_json({"predictions": rows})
     else:
         show_predictions(texts, predictions, stdout())

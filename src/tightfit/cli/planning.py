@@ -1,4 +1,4 @@
-"""What the command line does with plans: make one, write it to a file, and start a training from one."""
+"""The plan command, and plan files as input of other commands."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning.export import plan_for_export, write_script
 from tightfit.planning.plan import Plan
-from tightfit.planning.plan_file import PlanHeader, changes, read_note, write_plan
+from tightfit.planning.plan_file import PlanHeader, changes, parse_header, write_plan
 from tightfit.report.progress import Terminal
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line says of memory; None where it says nothing."""
+    """Memory options of a command line; None for those not given."""
 
     budget: str | None = None
     device: str | None = None
@@ -29,28 +29,29 @@ class Request:
     avoid: Sequence[str] | None = None
     allow: str | None = None
 
-    def over(self, file: Path | None, specs: Sequence[str], *, cards: bool = False) -> Request:
-        """With what the file says where this does not: a plan what it was made with, another file its `use`."""
-        beside = _made_with(note, cards=cards) if file and (note := read_plan_header(file)) else Request(use=specs)
-        return replace(beside, **{name: value for name, value in vars(self).items() if value is not None})
+    def merged_with(self, file: Path | None, specs: Sequence[str], *, allow_absent_gpu: bool = False) -> Request:
+        """Fill missing options from a file: from a plan all its constraints, from a job file its `use`."""
+        header = read_plan_header(file) if file else None
+        defaults = _from_header(header, allow_absent_gpu=allow_absent_gpu) if header else Request(use=specs)
+        return replace(defaults, **{name: value for name, value in vars(self).items() if value is not None})
 
     @property
     def constraints(self) -> dict[str, Any]:
-        """As `plan` and `train` take them."""
+        """Keyword arguments for `plan` and `train`."""
         return {"use": self.use or (), "avoid": self.avoid or (), "allow": self.allow or "close"}
 
     @property
     def has_constraints(self) -> bool:
-        """Whether another recipe than a planned one may be wanted."""
+        """Whether the options may require another recipe than the planned one."""
         return (self.use, self.avoid, self.allow) != (None, None, None)
 
 
 def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | None, quiet: bool) -> Plan:
-    """Make a plan and write what is asked for. What comes closest is a plan too, but is not written."""
-    _refuse_names(out, export)
+    """Make a plan and write it to the requested files; a plan that does not fit is returned but not written."""
+    _check_names(out, export)
     terminal, budget = Terminal(quiet=quiet), Budget.of(request.budget, request.device)
-    if budget.note:
-        terminal.log(budget.note)
+    if budget.warning:
+        terminal.log(budget.warning)
     make = partial(plan_for_export, plan) if export else plan
     try:
         with terminal.status("Planning"):
@@ -58,7 +59,7 @@ def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | Non
     except DoesNotFit as error:
         return error.plan
     for note in made.notes:
-        if note != budget.note:  # which was said before
+        if note != budget.warning:  # logged above
             terminal.log(note)
     if out:
         write_plan(out, made)
@@ -70,33 +71,33 @@ def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | Non
 
 
 def planned_recipe(file: Path | None, job: Job, specs: list[str]) -> list[str] | None:
-    """The recipe of a plan; None where the file is none, or the data is not what it was planned for."""
-    note = read_plan_header(file) if file else None
-    if file is None or note is None:
+    """The recipe of a plan file; None if it is not a plan or its data has changed."""
+    header = read_plan_header(file) if file else None
+    if file is None or header is None:
         return None
-    changed = changes(note, job)
+    changed = changes(header, job)
     if changed:
         sys.stderr.write(f"· since {file} was made {'; '.join(changed)}: planning again\n")
     return None if changed else specs
 
 
 def read_plan_header(file: Path) -> PlanHeader | None:
-    """What a file says under `plan`; None if it is no plan."""
+    """The value of `plan` in a YAML file; None if it is not a plan file."""
     content = load_yaml(file).get("plan")
-    return None if content is None else read_note(file, content)
+    return None if content is None else parse_header(file, content)
 
 
-def _made_with(note: PlanHeader, *, cards: bool) -> Request:
-    """Of the device only what is here for certain, or, for a plan of it, is known by name."""
-    known = note.device == "cpu" or (cards and find_gpu(note.device) is not None)
-    return Request(note.budget, note.device if known else None, note.use, note.avoid, note.allow)
+def _from_header(header: PlanHeader, *, allow_absent_gpu: bool) -> Request:
+    """The options a plan was made with; without its GPU, unless a GPU known by name is enough."""
+    known = header.device == "cpu" or (allow_absent_gpu and find_gpu(header.device) is not None)
+    return Request(header.budget, header.device if known else None, header.use, header.avoid, header.allow)
 
 
-def _refuse_names(out: Path | None, export: Path | None) -> None:
+def _check_names(out: Path | None, export: Path | None) -> None:
     for path, endings in ((out, (".yaml", ".yml")), (export, (".py",))):
         if path is None:
             continue
         if path.suffix.lower() not in endings:
-            raise BadInput(f"'{path}' should end in {endings[0]}: give it such a name.")
+            raise BadInput(f"'{path}' should end in {endings[0]}: rename it.")
         if path.is_dir():
             raise OutputError(f"'{path}' is a folder: give the name of a file.")

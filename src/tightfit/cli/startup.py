@@ -1,8 +1,9 @@
-"""Uncompiled: torch's compiler and its distributed tensors stay out of a process that neither compiles nor distributes.
+"""Startup and exit of the command line process: slim imports, error messages, fast exit.
 
-transformers brings them along, 75 MB and a second of every start. All that is asked of them is to mark functions for
-the compiler, and whether a tensor is a distributed one: that is answered here. Whoever asks for more gets them as they
-are. Only where the process is ours alone, as in lean.py.
+transformers imports torch's compiler and distributed tensors, 75 MB and a second of every start, although training uses
+them only to mark functions for the compiler and to test whether a tensor is distributed. Stubs answer those two; any
+other use loads the real package. This is done only in the process of the command line, never when tightfit is imported
+as a library.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TORCH = "torch"
 
 
 def defer_torch_compiler() -> None:
-    """Before torch is imported."""
+    """Replace torch's compiler and distributed tensors by stubs that load on demand; call before importing torch."""
     if _TORCH not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
@@ -41,76 +42,76 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-class _Changing(Loader):
-    """Loads a module as we want it."""
+class _PatchingLoader(Loader):
+    """Base of loaders that change a module."""
 
-    def __init__(self, whole: Loader) -> None:
-        self.whole = whole
+    def __init__(self, original: Loader) -> None:
+        self.original = original
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.whole.create_module(spec)
+        return self.original.create_module(spec)
 
     def exec_original(self, module: ModuleType) -> None:
-        """As anybody else would, so that nobody sees that we were here."""
+        """Run the module with its original loader and restore that loader in its attributes."""
         assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self.whole
-        self.whole.exec_module(module)
+        module.__spec__.loader = module.__loader__ = self.original
+        self.original.exec_module(module)
 
 
-class _Alone(_Changing):
-    """torch, as where it was built without its distributed part: libraries ask, and do without. It compiles nothing."""
+class _TorchLoader(_PatchingLoader):
+    """Loads torch without distributed support, which libraries check for, and with `torch.compile` disabled."""
 
     def exec_module(self, module: ModuleType) -> None:
         self.exec_original(module)
         module.distributed.is_available = lambda: False
-        module.__dict__["compile"] = _unmarked  # bitsandbytes has functions compiled that no training calls
-        wrap_check(module, _unless_true)
+        module.__dict__["compile"] = _identity_decorator  # bitsandbytes compiles functions that training does not call
+        wrap_check(module, _skip_if_true)
 
 
-class _Later(_Changing):
-    """A package that comes when it is asked for something that only it can do."""
+class _LazyLoader(_PatchingLoader):
+    """Loads stubs of a package, which load the real one on demand."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Package(spec.name)
+        return _LazyPackage(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__dict__.update(_ANSWERS[module.__name__])
+        module.__dict__.update(_STUBS[module.__name__])
 
 
-class _Package(ModuleType):
-    """Each of its parts can be had without the rest."""
+class _LazyPackage(ModuleType):
+    """A stub package: its submodules can be imported without loading the package."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         part = f"{self.__name__}.{name}"
-        return import_module(part) if find_spec(part) else getattr(self._whole(), name)
+        return import_module(part) if find_spec(part) else getattr(self._load_original(), name)
 
-    def _whole(self) -> ModuleType:
+    def _load_original(self) -> ModuleType:
         self.__class__ = ModuleType  # type: ignore[assignment]
-        for name in _ANSWERS[self.__name__]:
+        for name in _STUBS[self.__name__]:
             self.__dict__.pop(name, None)
         assert self.__spec__ is not None
-        assert isinstance(self.__spec__.loader, _Later)
+        assert isinstance(self.__spec__.loader, _LazyLoader)
         self.__spec__.loader.exec_original(self)
         return self
 
 
-class _Nothing:
-    """What no object here is an instance of."""
+class _NeverInstance:
+    """A class without instances, for isinstance checks that are always false."""
 
 
-def _unmarked(function: Any = None, *_: Any, **how: Any) -> Any:
-    """A decorator, or one with settings, that leaves a function as it is."""
-    return function if function is not None else _unmarked
+def _identity_decorator(function: Any = None, *_: Any, **how: Any) -> Any:
+    """A decorator, with or without arguments, that returns the function unchanged."""
+    return function if function is not None else _identity_decorator
 
 
-def _unless_true(check: Any) -> Any:
-    """What plainly holds is not looked into: torch would import an algebra system for it, 44 MB in a step of T5."""
+def _skip_if_true(check: Any) -> Any:
+    """Skip checks whose condition is True: torch would import sympy for them, 44 MB in a step of T5."""
 
-    def checked(error: type[Exception], holds: Any, message: Any) -> None:
-        if holds is not True:
-            check(error, holds, message)
+    def checked(error: type[Exception], condition: Any, message: Any) -> None:
+        if condition is not True:
+            check(error, condition, message)
 
     return checked
 
@@ -119,28 +120,25 @@ def _do_nothing(*_: Any, **how: Any) -> None:
     pass
 
 
-_ANSWERS: dict[str, dict[str, Any]] = {
+_STUBS: dict[str, dict[str, Any]] = {
     "torch._dynamo": {
-        **dict.fromkeys(("allow_in_graph", "assume_constant_result", "disable"), _unmarked),
+        **dict.fromkeys(("allow_in_graph", "assume_constant_result", "disable"), _identity_decorator),
         "graph_break": _do_nothing,
-        "eval_frame": SimpleNamespace(OptimizedModule=_Nothing),
+        "eval_frame": SimpleNamespace(OptimizedModule=_NeverInstance),
     },
-    "torch.distributed.tensor": {"DTensor": _Nothing},
+    "torch.distributed.tensor": {"DTensor": _NeverInstance},
 }
-_LOADERS: dict[str, type[_Changing]] = {_TORCH: _Alone, **dict.fromkeys(_ANSWERS, _Later)}
-
-
-# Leaving: a process that has said all it had to say ends, and does not take a million objects apart one by one.
+_LOADERS: dict[str, type[_PatchingLoader]] = {_TORCH: _TorchLoader, **dict.fromkeys(_STUBS, _LazyLoader)}
 
 
 def fast_exit() -> None:
-    """In the last line of a program, with what is being raised as its end; a second sooner than Python would.
+    """Exit without destroying a million objects, a second faster than Python; call it last, in a `finally` clause.
 
-    Whatever wanted to be called at the end is called. Where something is still going on, or nobody takes what was
-    written, and for any end but a plain one, this returns, and Python ends the process its own way.
+    Exit functions run as usual. It returns, and Python exits normally, if a thread is still running, if the output
+    cannot be flushed, or if the exception in flight is not a SystemExit with an integer code.
     """
-    end = sys.exc_info()[1]
-    code = end.code if isinstance(end, SystemExit) else end
+    error = sys.exc_info()[1]
+    code = error.code if isinstance(error, SystemExit) else error
     if code is None:
         code = 0
     if not isinstance(code, int) or _has_live_threads():
@@ -158,38 +156,33 @@ def _has_live_threads() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
-# Sentences: what a user can mend is one sentence on standard error and an exit code.
-
-
-_NO_MEMORY = (
-    "there is not enough memory even to read the data and the model: close other programs, or use a smaller model."
-)
+_NO_MEMORY = "there is not enough memory to load the data and the model: close other programs, or use a smaller model."
 
 
 @contextlib.contextmanager
 def exit_with_message(when_stopped: str = "stopped.") -> Iterator[None]:
-    """Ours, the system's and want of memory; whatever else is our mistake and stays a traceback."""
+    """Turn errors that a user can fix into one sentence and an exit code; all others are bugs and keep a traceback."""
     try:
         yield
     except TightfitError as error:
-        _leave(str(error), error.exit_code)
+        _exit(str(error), error.exit_code)
     except OSError as error:
-        about = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        _leave(f"the system says: {about}. Check the path, its permissions and the disk.", 2)
+        reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+        _exit(f"{reason}. Check the path, its permissions and the disk.", 2)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _leave(_NO_MEMORY, 1)
+        _exit(_NO_MEMORY, 1)
     except KeyboardInterrupt:
-        _leave(when_stopped, 130)
+        _exit(when_stopped, 130)
 
 
-def _leave(sentence: str, code: int) -> None:
-    sys.stderr.write(f"tightfit: {sentence}\n")
+def _exit(message: str, code: int) -> None:
+    sys.stderr.write(f"tightfit: {message}\n")
     raise SystemExit(code) from None
 
 
 def slim_process() -> None:
-    """Import only what a training uses, in a process of our own. To be called before anything is imported."""
+    """Import only what training uses; call it in a process of its own, before other imports."""
     block_unused_imports()
     defer_torch_compiler()

@@ -1,6 +1,7 @@
-"""Worker: one rung, or the forecast of all, in a process of its own.
+"""Worker process of a comparison: measures one recipe, or predicts all of them.
 
-A task comes in on standard input, a line of JSON goes out. A process that is killed takes nobody along.
+It reads a task as JSON from standard input and prints the result as one line of JSON. If it is killed, the comparison
+continues.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from tightfit.job import Job
 
 
 def main() -> None:
-    """Do what is asked."""
+    """Run the task from standard input."""
     slim_process()
     task: dict[str, Any] = json.load(sys.stdin)
     job = Job(**task.pop("job"))
     with exit_with_message():
-        answer = predict_recipes(job, **task) if "recipes" in task else measure(job, **task)
-    sys.stdout.write(f"\n{json.dumps(answer)}\n")
+        result = predict_recipes(job, **task) if "recipes" in task else measure(job, **task)
+    sys.stdout.write(f"\n{json.dumps(result)}\n")
 
 
 def predict_recipes(job: Job, recipes: list[list[str]], device: str | None) -> list[dict[str, Any]]:
-    """Memory and time of every recipe; of those that cannot be used why, of those that cannot be rehearsed nothing."""
+    """Memory and time of every recipe; the reason if it is rejected, nothing if it cannot be simulated."""
     from tightfit.device import find_device
     from tightfit.planning.planner import Planner
     from tightfit.strategies.recipe import Recipe
@@ -37,7 +38,7 @@ def predict_recipes(job: Job, recipes: list[list[str]], device: str | None) -> l
 def _predict_one(planner: Any, recipe: Any) -> dict[str, Any]:
     try:
         option = planner.option(recipe)
-    except Exception:  # whatever a rehearsal stumbles over, the training itself may well run
+    except Exception:  # the training itself may run although the simulation failed
         return {}
     if option is None:
         return {"failed": planner.rejection(recipe)}
@@ -56,11 +57,11 @@ def _predict_one(planner: Any, recipe: Any) -> dict[str, Any]:
 
 
 def measure(job: Job, specs: list[str], device: str | None, folder: str, *, full: bool) -> dict[str, Any]:
-    """Train, and keep the figures only."""
+    """Train a recipe and return its measurements."""
     from tightfit.api import train
 
     run = train(job, specs, out=Path(folder), device=device, quiet=True, measure_only=not full)
-    ran_once = "features" in run.measured.phases
+    cached = "features" in run.measured.phases
     return {
         "seed": job.seed,
         "peak_bytes": run.measured.peak_bytes,
@@ -69,7 +70,7 @@ def measure(job: Job, specs: list[str], device: str | None, folder: str, *, full
         "seconds_per_step": run.measured.seconds_per_step,
         "steps": run.steps,
         "steps_per_epoch": -(-run.data.train_rows // job.batch_size),
-        "first_epoch": run.measured.epochs[0] if ran_once and run.measured.epochs else None,
+        "first_epoch_seconds": run.measured.epochs[0] if cached and run.measured.epochs else None,
         "metrics": run.metrics if full else {},
         "notes": run.notes,
     }

@@ -1,4 +1,4 @@
-"""Climbing: every rung foretold, then measured in a process of its own. What is measured is never measured again."""
+"""Running a comparison: each recipe is predicted, then measured once in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORKER = "tightfit.cli.worker"
 
 
 class Progress(Protocol):
-    """Hears which rung is on."""
+    """Progress of the measurements."""
 
     def begin(self, row: ComparisonRow) -> None: ...
 
@@ -32,7 +32,7 @@ class Progress(Protocol):
 
 
 class Listener(Protocol):
-    """Where a ladder reports what happens: the console, as a rule."""
+    """Receives the status and progress of a comparison; usually the terminal."""
 
     def status(self, what: str) -> AbstractContextManager[None]: ...
 
@@ -52,12 +52,12 @@ def run_comparison(
     out: Path,
     terminal: Listener,
 ) -> Comparison:
-    """Measure what is not measured yet; seeds take turns, so that all rungs meet the machine in the same moods."""
+    """Measure what is missing, all recipes once per seed in turn, so that noise of the machine affects them alike."""
     _check_counts(steps, seeds)
     where = find_device(device)
     comparison = _comparison(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
     _predict(comparison, recipes, device, terminal)
-    out.mkdir(parents=True, exist_ok=True)  # only now: what is wrong with the data is known
+    out.mkdir(parents=True, exist_ok=True)  # only now: bad data has been rejected
     comparison.save(out)
     with terminal.comparison(comparison, recipes, seeds) as progress:
         for seed in range(job.seed, job.seed + seeds):
@@ -69,20 +69,20 @@ def run_comparison(
 def _check_counts(steps: int | None, seeds: int) -> None:
     for name, number in (("steps", steps), ("seeds", seeds)):
         if number is not None and number < 1:
-            raise BadInput(f"--{name} is {number}: a ladder needs at least 1.")
+            raise BadInput(f"--{name} is {number}: a comparison needs at least 1.")
 
 
 def _comparison(
     out: Path, job: Job, recipes: list[Recipe], device: Device, steps: int | None, budget: int | None
 ) -> Comparison:
-    """What the folder already holds of the same, and a row for each rung."""
-    comparison = Comparison(job=job, device=device.title, steps=steps, rows=[], versions=versions())
+    """The comparison saved in the folder, or a new one, with a row for each recipe."""
+    comparison = Comparison(job=job, device=device.label, steps=steps, rows=[], versions=versions())
     if (out / FILE).is_file():
         before = load_comparison(out / FILE)
         _check_same_comparison(out, before, comparison)
         comparison = before
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputError(f"'{out}' is there and holds no ladder: give another --out.")
+        raise OutputError(f"'{out}' exists and holds no comparison: give another --out.")
     known = {tuple(row.recipe) for row in comparison.rows}
     new = [ComparisonRow(recipe=r.specs, result=r.result.value) for r in recipes if tuple(r.specs) not in known]
     return comparison.model_copy(
@@ -93,22 +93,22 @@ def _comparison(
 def _check_same_comparison(out: Path, before: Comparison, now: Comparison) -> None:
     for name in ("job", "device", "steps"):
         if getattr(before, name) != getattr(now, name):
-            raise BadInput(f"'{out}' holds a ladder with another {name}: give another --out, or the same {name}.")
+            raise BadInput(f"'{out}' holds a comparison with another {name}: give another --out, or the same {name}.")
 
 
 def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, terminal: Listener) -> None:
-    """In one process for all: they share what is played."""
+    """Predict all recipes in one process, where they share traces."""
     rows = [row for recipe in recipes if (row := comparison.row(recipe)) and row.predicted is None]
     if not rows:
         return
     task = {"job": comparison.job.model_dump(), "recipes": [row.recipe for row in rows], "device": device}
-    with terminal.status(f"Rehearsing {len(rows)} rungs"):
-        answer = run_worker(_WORKER, task)
-    if answer.found is None:
-        raise (BadInput if answer.exit_code == BadInput.exit_code else RunFailed)(answer.sentence)
-    for row, said in zip(rows, answer.found, strict=True):
-        row.predicted = RowPrediction(**said["predicted"]) if "predicted" in said else None
-        row.failed = said.get("failed")
+    with terminal.status(f"Simulating {len(rows)} recipes"):
+        result = run_worker(_WORKER, task)
+    if result.found is None:
+        raise (BadInput if result.exit_code == BadInput.exit_code else RunFailed)(result.sentence)
+    for row, found in zip(rows, result.found, strict=True):
+        row.predicted = RowPrediction(**found["predicted"]) if "predicted" in found else None
+        row.failed = found.get("failed")
 
 
 def _measure_row(
@@ -116,7 +116,7 @@ def _measure_row(
 ) -> None:
     row = comparison.row(recipe)
     assert row is not None
-    if any(run_comparison.seed == seed for run_comparison in row.measurements):
+    if any(measurement.seed == seed for measurement in row.measurements):
         return
     progress.begin(row)
     if _is_runnable(row, comparison.device):
@@ -126,11 +126,11 @@ def _measure_row(
 
 
 def _is_runnable(row: ComparisonRow, device: str) -> bool:
-    """A rung that is not for this model, or too large for this machine, is a row without a measurement."""
+    """Whether the recipe can be measured; one that does not suit the model or the machine keeps its row."""
     if row.predicted is None:
         return row.failed is None
     if row.predicted.fits is False:
-        row.failed = f"not run: it would take {format_bytes(row.predicted.peak_bytes)}, more than {device} has"
+        row.failed = f"not run: it needs {format_bytes(row.predicted.peak_bytes)}, more than {device} has"
     return row.predicted.fits is not False
 
 
@@ -143,14 +143,14 @@ def _measure(
     on_tick: Callable[[float], None],
 ) -> None:
     folder = out / _TRAINING
-    shutil.rmtree(folder, ignore_errors=True)  # of one that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed training
     changes: dict[str, Any] = {"seed": seed} | ({"max_steps": comparison.steps} if comparison.steps else {})
     job = comparison.job.model_copy(update=changes)
     task = {"job": job.model_dump(), "specs": row.recipe, "device": device, "folder": str(folder)}
     try:
-        answer = run_worker(_WORKER, task | {"full": comparison.steps is None}, on_tick)
+        result = run_worker(_WORKER, task | {"full": comparison.steps is None}, on_tick)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    row.failed = answer.sentence or None
-    if answer.found is not None:
-        row.measurements.append(Measurement(**answer.found))
+    row.failed = result.sentence or None
+    if result.found is not None:
+        row.measurements.append(Measurement(**result.found))

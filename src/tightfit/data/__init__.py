@@ -1,1 +1,1 @@
-"""From a file to batches: rows, clean rows, split, tokens, slices."""
+"""From a data file to batches: reading, cleaning, splitting, tokenizing, micro-batches."""

@@ -1,4 +1,8 @@
-"""Reading: what a job's data brings, before any model is looked at."""
+"""Job data: read, clean and split the rows of a job, and prefetch their lengths in another process.
+
+Reading the data and importing torch take seconds each and do not depend on each other, so the command line reads in a
+forked process meanwhile. Without fork or a second core, the data is read when it is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tightfit.data.rows import Columns, Labels, Rows, about_unknown_labels, find_labels, load_rows
+from tightfit.data.rows import Columns, Labels, Rows, find_labels, load_rows, unknown_label_notes
 from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import token_lengths
 from tightfit.errors import DataError
@@ -19,7 +23,7 @@ from tightfit.processes import usable_cpus
 
 @dataclass(frozen=True)
 class JobData:
-    """What a job's data brings: labels, columns and the split."""
+    """The labels, columns and split of a job's data."""
 
     labels: Labels
     columns: Columns
@@ -28,7 +32,7 @@ class JobData:
 
 
 def read_data(job: Job) -> JobData:
-    """Read, clean and split the rows a job names."""
+    """Read, clean and split the rows of a job."""
     rows, validation = load_rows(job.data, job.text_columns, job.label)
     if job.validation is not None:
         validation, _ = load_rows(job.validation, rows.columns.text, rows.columns.label)
@@ -36,22 +40,21 @@ def read_data(job: Job) -> JobData:
     if validation is not None:
         validation = _with_known_labels(validation, labels)
     split = split_rows(rows, validation, job.seed)
-    notes = (*rows.notes, *(validation.notes if validation else ()), _about_rows(rows, split, labels), *split.notes)
+    notes = (*rows.notes, *(validation.notes if validation else ()), _rows_note(rows, split, labels), *split.notes)
     return JobData(labels, rows.columns, split, notes)
 
 
 @dataclass(frozen=True)
 class DataStats:
-    """All that a rehearsal wants to know of the data."""
+    """What a simulation needs of the data: the labels, and the tokens of each row."""
 
     labels: Labels
-    train: list[int]
-    """How many tokens each text has."""
-    validation: list[int]
+    train_lengths: list[int]
+    validation_lengths: list[int]
 
 
 def read_stats(job: Job) -> DataStats:
-    """Read the rows and measure their texts."""
+    """Read the rows and count their tokens."""
     from tightfit.models import load_tokenizer
 
     data, tokenizer = read_data(job), load_tokenizer(job.model)
@@ -62,70 +65,67 @@ def read_stats(job: Job) -> DataStats:
 
 
 def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
-    """A label that was never trained cannot be guessed: such rows are left out, aloud."""
+    """Drop the rows whose label is not in the training data, with a note: the model cannot predict them."""
     known = [row for row, label in enumerate(validation.dataset["label"]) if label in labels.ids]
     if not known:
         raise DataError(f"{validation.name} has none of the labels of the training data: {', '.join(labels.names)}.")
-    notes = (*validation.notes, *about_unknown_labels(validation.name, validation.dataset, labels))
+    notes = (*validation.notes, *unknown_label_notes(validation.name, validation.dataset, labels))
     return replace(validation, dataset=validation.dataset.select(known), notes=notes)
 
 
-def _about_rows(rows: Rows, split: Split, labels: Labels) -> str:
-    shown = ", ".join(labels.names[:6]) + (", …" if len(labels.names) > 6 else "")
+def _rows_note(rows: Rows, split: Split, labels: Labels) -> str:
+    names = ", ".join(labels.names[:6]) + (", …" if len(labels.names) > 6 else "")
     text = " + ".join(f"'{column}'" for column in rows.columns.text)
     return (
-        f"{rows.name}: {len(split.train):,} rows to train on, {len(split.validation):,} to validate on; "
-        f"text from {text}, {len(labels.names)} labels from '{rows.columns.label}' ({shown})"
+        f"{rows.name}: {len(split.train):,} training rows, {len(split.validation):,} validation rows; "
+        f"text from {text}, {len(labels.names)} labels from '{rows.columns.label}' ({names})"
     )
 
 
-# Beside: a job's data is read on another core while this one still imports torch.
-#
-# Both take seconds and neither needs the other. Where there is no fork, or no second core, it is read when it is asked
-# for, as it is by everyone who did not begin early.
+# Prefetch
 
 
-_begun: dict[Job, Connection] = {}
+_pending: dict[Job, Connection] = {}
 
 
 def start_prefetch(job: Job) -> None:
-    """Only before torch is there: the other process begins small, and no thread's locks are copied into it."""
+    """Start reading in a forked process, unless torch is imported: the fork stays small and copies no locks."""
     if "torch" in sys.modules or usable_cpus() < 2 or not Path(job.data).is_file():
         return
-    mine, its = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_read, args=(job, its), daemon=True)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_send_stats, args=(job, sender), daemon=True)
     process.start()
-    its.close()
-    _begun[job] = mine
+    sender.close()
+    _pending[job] = receiver
 
 
 def prefetched_stats(job: Job) -> DataStats:
-    """What was read beside, or is read now. What went wrong there goes wrong again, aloud."""
-    begun = _begun.pop(job, None)
-    if begun is None:
+    """The prefetched statistics; read here if nothing was prefetched or that failed, so that errors are raised here."""
+    receiver = _pending.pop(job, None)
+    if receiver is None:
         return read_stats(job)
     try:
-        with begun:
-            glance: DataStats | None = begun.recv()
+        with receiver:
+            stats: DataStats | None = receiver.recv()
     except (EOFError, OSError):
-        glance = None
-    return glance if glance is not None else read_stats(job)
+        stats = None
+    return stats if stats is not None else read_stats(job)
 
 
-def stop_reading(job: Job) -> None:
-    """Nobody asks for what is read beside any more: a later call reads the file as it is then."""
-    begun = _begun.pop(job, None)
-    if begun is not None:
-        begun.close()
+def cancel_prefetch(job: Job) -> None:
+    """Drop an unused prefetch: the file may have changed by the next call."""
+    receiver = _pending.pop(job, None)
+    if receiver is not None:
+        receiver.close()
 
 
-def _read(job: Job, answer: Connection) -> None:
-    # Nothing is said here: stdout and stderr belong to the one who waits.
-    with Path(os.devnull).open("w") as nowhere:
+def _send_stats(job: Job, sender: Connection) -> None:
+    # The parent owns stdout and stderr: nothing is printed here.
+    with Path(os.devnull).open("w") as devnull:
         for stream in (1, 2):
-            os.dup2(nowhere.fileno(), stream)
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # tokenizers do without, and it takes long to import
+            os.dup2(devnull.fileno(), stream)
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # slow to import, and tokenizers do not need it
     try:
-        answer.send(read_stats(job))
+        sender.send(read_stats(job))
     except Exception:
-        answer.send(None)
+        sender.send(None)

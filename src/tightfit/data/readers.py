@@ -1,4 +1,4 @@
-"""Which encoding a text file is in: utf-8, with or without a mark, gb18030 or utf-16."""
+"""Readers: the columns and rows of CSV, TSV, JSON and Parquet files, in utf-8, gb18030 or utf-16."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from typing import Any
 from tightfit.errors import DataError
 from tightfit.optional_imports import ARROW, allow_imports
 
-_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
-_CHUNK = 1 << 20
+_BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_CHUNK_BYTES = 1 << 20
+_SAMPLED_ROWS = 100
+
+Row = tuple[int, dict[str, Any]]
+"""The line number, and the cells by column."""
+
+csv.field_size_limit(sys.maxsize)  # the default of 131,072 characters is too small for some texts
+
+
+# Encodings
 
 
 def detect_encoding(path: Path) -> str:
-    """Read the file once with each candidate; the first that decodes every byte is it."""
+    """The first of utf-8 and gb18030 that decodes the whole file, or the encoding of its byte order mark."""
     with path.open("rb") as file:
         start = file.read(4)
-    for mark, encoding in _MARKS.items():
-        if start.startswith(mark):
-            _refuse_undecodable(path, encoding)
+    for bom, encoding in _BOMS.items():
+        if start.startswith(bom):
+            _check_decodable(path, encoding)
             return encoding
     line = _first_undecodable_line(path, "utf-8")
     if line is None:
@@ -37,13 +46,13 @@ def detect_encoding(path: Path) -> str:
     )
 
 
-def _refuse_undecodable(path: Path, encoding: str) -> None:
-    """A file may begin with a mark and not keep to it."""
+def _check_decodable(path: Path, encoding: str) -> None:
+    """A byte order mark does not guarantee that the rest decodes."""
     line = _first_undecodable_line(path, encoding)
     if line is not None:
         raise DataError(
-            f"{path} is marked as {encoding.removesuffix('-sig')} and is not (first bad byte on line {line}): "
-            "save it as utf-8 and try again."
+            f"{path} has a byte order mark of {encoding.removesuffix('-sig')} "
+            f"but does not decode as such (first bad byte on line {line}): save it as utf-8 and try again."
         )
 
 
@@ -51,7 +60,7 @@ def _first_undecodable_line(path: Path, encoding: str) -> int | None:
     decoder = codecs.getincrementaldecoder(encoding)()
     line = 1
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             try:
                 decoder.decode(chunk)
             except UnicodeDecodeError as error:
@@ -64,42 +73,36 @@ def _first_undecodable_line(path: Path, encoding: str) -> int | None:
     return None
 
 
-# Tables: a data file's columns, and its rows one after another with the line each stands on.
-
-
-csv.field_size_limit(sys.maxsize)  # a review of more than 131,072 characters is a row like any other
-
-Row = tuple[int, dict[str, Any]]
-_ROWS_LOOKED_AT = 100
+# Tables
 
 
 @dataclass(frozen=True)
 class Table:
-    """One file, read as often as needed and never held in memory."""
+    """One data file, streamed from disk each time it is read."""
 
     path: Path
     header: bool = True
-    """False numbers the columns 1, 2, 3, … for files that have no line of names."""
+    """False for files without a header line: the columns are then named 1, 2, 3, …"""
 
     def rows(self) -> Iterator[Row]:
-        """Every row with its line number (its row number where there are no lines)."""
+        """Every row with its line number, or its row number in formats without lines."""
         return _READERS[self.path.suffix.lower()](self)
 
     def columns(self) -> list[str]:
-        """The names of the columns; rows of JSON may each leave some out, so several are looked at."""
-        names = {name: None for _, row in itertools.islice(self.rows(), _ROWS_LOOKED_AT) for name in row}
+        """The column names, from the first rows: a JSON row may omit some."""
+        names = {name: None for _, row in itertools.islice(self.rows(), _SAMPLED_ROWS) for name in row}
         if not names:
-            raise DataError(f"{self.path} has a line of column names and no rows below it: add rows.")
+            raise DataError(f"{self.path} has a header line and no rows below it: add rows.")
         return list(names)
 
 
 def is_table(path: Path) -> bool:
-    """Whether the file's ending is one that is read here."""
+    """Whether a reader exists for the file's extension."""
     return path.suffix.lower() in _READERS
 
 
-def table_endings() -> str:
-    """The endings, for messages."""
+def supported_extensions() -> str:
+    """The supported extensions, for messages."""
     return ", ".join(_READERS)
 
 
@@ -107,12 +110,12 @@ def _delimited(table: Table) -> Iterator[Row]:
     encoding = detect_encoding(table.path)
     delimiter = _delimiter(table.path, encoding)
     quoting = csv.QUOTE_MINIMAL
-    if delimiter == "\t" and not _quotes_are_sound(table.path, encoding):
-        quoting = csv.QUOTE_NONE  # many TSV files do not quote: a " is then a character like any other
+    if delimiter == "\t" and not _is_quoted(table.path, encoding):
+        quoting = csv.QUOTE_NONE  # many TSV files are unquoted: a " is then an ordinary character
     names: list[str] | None = None
     for line, values in _records(table.path, encoding, delimiter, quoting):
         if names is None:
-            names = _names(table.path, values) if table.header else [str(i + 1) for i in range(len(values))]
+            names = _header(table.path, values) if table.header else [str(i + 1) for i in range(len(values))]
             if table.header:
                 continue
         if len(values) > len(names):
@@ -123,11 +126,11 @@ def _delimited(table: Table) -> Iterator[Row]:
         yield line, dict(zip(names, values + [""] * (len(names) - len(values)), strict=True))
 
 
-def _names(path: Path, values: list[str]) -> list[str]:
+def _header(path: Path, values: list[str]) -> list[str]:
     names = [value.strip() for value in values]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{path} has two columns named '{twice}': rename one.")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise DataError(f"{path} has two columns named '{duplicate}': rename one.")
     return names
 
 
@@ -135,14 +138,14 @@ def _delimiter(path: Path, encoding: str) -> str:
     with path.open(encoding=encoding, newline="") as file:
         first = next((line for line in file if line.strip()), None)
     if first is None:
-        raise DataError(f"{path} is empty: give a file with a line of column names and rows below it.")
+        raise DataError(f"{path} is empty: give a file with a header line and rows below it.")
     if path.suffix.lower() == ".tsv" and "\t" in first:
         return "\t"
     return max((",", ";", "\t"), key=first.count)
 
 
-def _quotes_are_sound(path: Path, encoding: str) -> bool:
-    """Whether reading with quotes works and gives rows of one width."""
+def _is_quoted(path: Path, encoding: str) -> bool:
+    """Whether every record parses with quotes and has the same number of fields."""
     try:
         widths = {len(values) for _, values in _records(path, encoding, "\t", csv.QUOTE_MINIMAL)}
     except DataError:
@@ -162,8 +165,7 @@ def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterato
                 return
             except csv.Error as error:
                 raise DataError(
-                    f"{path} line {line}: the quotes are broken ({error}). "
-                    'A quote inside a quoted text is written twice ("").'
+                    f'{path} line {line}: invalid quoting ({error}): write a quote inside a quoted text twice ("").'
                 ) from None
             if any(value.strip() for value in values):
                 yield line, values
@@ -177,25 +179,25 @@ def _json_lines(table: Table) -> Iterator[Row]:
 
 
 def _json(table: Table) -> Iterator[Row]:
-    """A list of objects, or an object that holds one list (`{"data": [...]}`); else one object per line."""
+    """A list of objects, or an object that contains one (`{"data": [...]}`); otherwise one object per line."""
     text = table.path.read_text(encoding=detect_encoding(table.path))
     if not text.strip():
-        raise DataError(f"{table.path} is empty: give a list of objects.")
+        raise DataError(f"{table.path} is empty: give a list of objects with a text and a label.")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
         yield from _json_lines(table)
         return
     if isinstance(content, dict):
-        content = _list_inside(content)
+        content = _rows_in_object(content)
     if not isinstance(content, list):
-        raise DataError(f"{table.path} must hold a list of objects with a text and a label.")
+        raise DataError(f"{table.path} must contain a list of objects with a text and a label.")
     for number, item in enumerate(content, 1):
         yield number, _object(table.path, number, item)
 
 
-def _list_inside(content: dict[str, Any]) -> list[Any]:
-    """`{"data": [...]}`, or columns as lists of one length, or a single row."""
+def _rows_in_object(content: dict[str, Any]) -> list[Any]:
+    """Rows from `{"data": [...]}`, from columns as lists of equal length, or from a single row."""
     lists = {name: value for name, value in content.items() if isinstance(value, list)}
     if len(lists) > 1 and len({len(value) for value in lists.values()}) == 1:
         return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
@@ -209,9 +211,9 @@ def _parse_json(path: Path, content: str, line: int) -> Any:
         raise DataError(f"{path} line {line} is not JSON ({error}): correct or remove it.") from None
 
 
-def _object(path: Path, place: int, item: Any) -> dict[str, Any]:
+def _object(path: Path, number: int, item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise DataError(f"{path} entry {place} is not an object with names and values: correct or remove it.")
+        raise DataError(f"{path} entry {number} is not a JSON object: correct or remove it.")
     return item
 
 

@@ -1,8 +1,8 @@
-"""Store: rows in a file without a name; in memory is only where each of their cells lies.
+"""Row files: rows in an anonymous temporary file, read in any order.
 
-What is written once is read in any order and some of it at a time. The file is gone with the process, however that
-ends. It is read by place and not mapped: mapped pages count as a process's own memory. A library that does all this
-and much more would cost every training 88 MiB and half a second.
+Only the offsets of the cells are in memory. The file disappears with the process, even after kill -9. It is read with
+pread and not memory-mapped, as mapped pages count towards the process's memory. The datasets library does the same and
+more, and would cost every training 88 MiB and half a second.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
+    import torch
+
     from tightfit.data.batches import Batch
 
 
-Numbers = np.ndarray[Any, np.dtype[np.int64]]
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
-_ROWS_AT_ONCE = 1000
-_READ_GAP = 4096  # bytes a row; one more call to read costs about as much as so many that are read in vain
+_BATCH_ROWS = 1000
+_READ_GAP = 4096  # bytes per row: reading that many unused bytes takes as long as one more call to read
 
 
 class RowFile:
-    """Rows with named columns: all that were written, or some of them in an order of their own."""
+    """Rows with named columns: all that were written, or a selection of them in any order."""
 
-    def __init__(self, columns: Mapping[str, _Column], rows: Numbers) -> None:
+    def __init__(self, columns: Mapping[str, _Column], rows: IntArray) -> None:
         self._columns, self._rows = columns, rows
 
     @property
     def column_names(self) -> list[str]:
-        """In the order they were given."""
+        """The columns in the order of writing."""
         return list(self._columns)
 
     def __len__(self) -> int:
@@ -51,159 +52,158 @@ class RowFile:
     def __getitem__(self, which: int) -> dict[str, Any]: ...
 
     def __getitem__(self, which: str | int) -> list[Any] | dict[str, Any]:
-        """A whole column by its name, or a row by its number."""
+        """A column by name, or a row by index."""
         if isinstance(which, str):
-            return [cell for rows in self._some_rows() for cell in self._columns[which].read(rows)]
+            return [cell for rows in self._index_batches() for cell in self._columns[which].read(rows)]
         return self.__getitems__([which])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """What torch's loader asks for."""
+        """The rows of one batch; called by torch's DataLoader."""
         columns = self._read(self._rows[rows])
         return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
     def batches(self) -> Iterator[dict[str, list[Any]]]:
-        """All rows, some at a time, as columns."""
-        return map(self._read, self._some_rows())
+        """All rows in batches, as columns."""
+        return map(self._read, self._index_batches())
 
-    def select(self, rows: Sequence[int] | Numbers) -> RowFile:
-        """These rows in this order; nothing is copied."""
+    def select(self, rows: Sequence[int] | IntArray) -> RowFile:
+        """These rows in this order, without copying."""
         return RowFile(self._columns, self._rows[np.asarray(rows, dtype=np.int64)])
 
-    def without(self, *names: str) -> RowFile:
-        """The same rows without these columns, whether they are there or not."""
+    def drop(self, *names: str) -> RowFile:
+        """The same rows without these columns; unknown names are ignored."""
         return RowFile({name: column for name, column in self._columns.items() if name not in names}, self._rows)
 
-    def _some_rows(self) -> Iterator[Numbers]:
-        return (self._rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(self), _ROWS_AT_ONCE))
+    def _index_batches(self) -> Iterator[IntArray]:
+        return (self._rows[start : start + _BATCH_ROWS] for start in range(0, len(self), _BATCH_ROWS))
 
-    def _read(self, rows: Numbers) -> dict[str, list[Any]]:
+    def _read(self, rows: IntArray) -> dict[str, list[Any]]:
         return {name: column.read(rows) for name, column in self._columns.items()}
 
 
 def store_rows(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, type]) -> RowFile:
-    """Write rows whose columns are texts (str), lists of whole numbers (list) or whole numbers (int)."""
-    file = _file_without_name()
-    numbers = {name: array("q") for name, kind in kinds.items() if kind is int}
-    wide = {name: kind for name, kind in kinds.items() if kind is not int}
-    places = _write(file, rows, wide, numbers)
-    columns: dict[str, _Column] = {name: _Numbers(np.array(values)) for name, values in numbers.items()}
-    columns |= _cells(file, places, wide)
-    return RowFile({name: columns[name] for name in kinds}, np.arange((len(places) - 1) // len(wide)))
+    """Write rows to an anonymous file; a column holds strings (str), lists of integers (list) or integers (int)."""
+    file = _anonymous_file()
+    integers = {name: array("q") for name, kind in kinds.items() if kind is int}
+    in_file = {name: kind for name, kind in kinds.items() if kind is not int}
+    offsets = _write(file, rows, in_file, integers)
+    columns: dict[str, _Column] = {name: _IntColumn(np.array(values)) for name, values in integers.items()}
+    columns |= _bytes_columns(file, offsets, in_file)
+    return RowFile({name: columns[name] for name in kinds}, np.arange((len(offsets) - 1) // len(in_file)))
 
 
 def _write(
-    file: IO[bytes], rows: Iterable[Mapping[str, Any]], wide: dict[str, type], numbers: dict[str, array[int]]
-) -> Numbers:
-    """What is wide to the file, what is a number to its list; where each cell in the file ends, from 0 on."""
-    places = array("q", [0])
+    file: IO[bytes], rows: Iterable[Mapping[str, Any]], in_file: dict[str, type], integers: dict[str, array[int]]
+) -> IntArray:
+    """Append integers to their arrays and the other cells to the file; returns 0 and the end offset of each cell."""
+    offsets = array("q", [0])
     for row in rows:
-        for name, values in numbers.items():
+        for name, values in integers.items():
             values.append(row[name])
-        cells = [_PACK[kind](row[name]) for name, kind in wide.items()]
+        cells = [_PACK[kind](row[name]) for name, kind in in_file.items()]
         write_all(file, b"".join(cells))
         for cell in cells:
-            places.append(places[-1] + len(cell))
-    return np.array(places)
+            offsets.append(offsets[-1] + len(cell))
+    return np.array(offsets)
 
 
 def write_all(file: IO[bytes], content: bytes) -> None:
-    """To a file without a buffer; a disk that fills up takes what it can and says nothing."""
+    """Write to an unbuffered file; a full disk accepts only part of the bytes and raises nothing by itself."""
     if file.write(content) < len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class _Column(Protocol):
-    def read(self, rows: Numbers) -> list[Any]: ...
+    def read(self, rows: IntArray) -> list[Any]: ...
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """One number a row takes no more memory than its place in a file would."""
+class _IntColumn:
+    """One integer per row, in memory: an offset into a file would take as much."""
 
-    values: Numbers
+    values: IntArray
 
-    def read(self, rows: Numbers) -> list[int]:
+    def read(self, rows: IntArray) -> list[int]:
         return self.values[rows].tolist()
 
 
 @dataclass(frozen=True)
-class _Cells:
-    """Cells of one kind in a file, each from its first byte to the one behind its last."""
+class _BytesColumn:
+    """Cells of one type in a file, with the start and end offset of each."""
 
     file: IO[bytes]
     kind: type
-    begins: Numbers
-    ends: Numbers
+    starts: IntArray
+    ends: IntArray
 
-    def read(self, rows: Numbers) -> list[Any]:
-        """Cells that lie close together are read as one."""
+    def read(self, rows: IntArray) -> list[Any]:
+        """Cells that are close together are read in one call."""
         if not len(rows):
             return []
-        begins, ends = self.begins[rows], self.ends[rows]
-        first, size = int(begins.min()), int(ends.max() - begins.min())
-        unpack, places = _UNPACK[self.kind], zip(begins.tolist(), ends.tolist(), strict=True)
+        starts, ends = self.starts[rows], self.ends[rows]
+        first, size = int(starts.min()), int(ends.max() - starts.min())
+        unpack, spans = _UNPACK[self.kind], zip(starts.tolist(), ends.tolist(), strict=True)
         if size > _READ_GAP * len(rows):
-            return [unpack(_read_at(self.file, begin, end - begin)) for begin, end in places]
+            return [unpack(_read_at(self.file, start, end - start)) for start, end in spans]
         content = _read_at(self.file, first, size)
-        return [unpack(content[begin - first : end - first]) for begin, end in places]
+        return [unpack(content[start - first : end - first]) for start, end in spans]
 
 
-def _cells(file: IO[bytes], places: Numbers, kinds: dict[str, type]) -> dict[str, _Cells]:
-    """The columns of a file that holds them row by row; a cell begins where the one before it ends."""
-    begins, ends = (side.reshape(-1, len(kinds)) for side in (places[:-1], places[1:]))
-    return {name: _Cells(file, kind, begins[:, i], ends[:, i]) for i, (name, kind) in enumerate(kinds.items())}
+def _bytes_columns(file: IO[bytes], offsets: IntArray, kinds: dict[str, type]) -> dict[str, _BytesColumn]:
+    """The columns of a file written row by row: a cell starts where the previous one ends."""
+    starts, ends = (side.reshape(-1, len(kinds)) for side in (offsets[:-1], offsets[1:]))
+    return {name: _BytesColumn(file, kind, starts[:, i], ends[:, i]) for i, (name, kind) in enumerate(kinds.items())}
 
 
-def _read_at(file: IO[bytes], place: int, size: int) -> bytes:
-    """Forked processes share the place that a file has been read to; reading at a place of one's own does not."""
+def _read_at(file: IO[bytes], offset: int, size: int) -> bytes:
+    """Read without moving the file position, which forked processes share."""
     if sys.platform != "win32":
-        return os.pread(file.fileno(), size, place)
-    file.seek(place)  # where there is no such way, nothing forks
+        return os.pread(file.fileno(), size, offset)
+    file.seek(offset)  # Windows has no pread, and no fork either
     return file.read(size)
 
 
-def _pack_numbers(numbers: list[int]) -> bytes:
-    return array("i", numbers).tobytes()
+def _pack_integers(values: list[int]) -> bytes:
+    return array("i", values).tobytes()
 
 
-def _unpack_numbers(content: bytes) -> list[int]:
+def _unpack_integers(content: bytes) -> list[int]:
     return array("i", content).tolist()
 
 
-_PACK: dict[type, Callable[[Any], bytes]] = {str: str.encode, list: _pack_numbers}
-_UNPACK: dict[type, Callable[[bytes], Any]] = {str: bytes.decode, list: _unpack_numbers}
+_PACK: dict[type, Callable[[Any], bytes]] = {str: str.encode, list: _pack_integers}
+_UNPACK: dict[type, Callable[[bytes], Any]] = {str: bytes.decode, list: _unpack_integers}
 
 
-def _file_without_name() -> IO[bytes]:
-    """On disk, where a library of data sets would keep them: what lies in /tmp may lie in memory."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
-    home = Path(os.environ.get("HF_DATASETS_CACHE") or Path(os.environ.get("HF_HOME", caches), "datasets")).expanduser()
+def _anonymous_file() -> IO[bytes]:
+    """A temporary file in the cache folder of the datasets library, which is on disk: /tmp may be in memory."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    given = os.environ.get("HF_DATASETS_CACHE")
+    cache = Path(given or Path(os.environ.get("HF_HOME", default), "datasets")).expanduser()
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryFile(dir=home, buffering=0)
-    except OSError:  # a home that cannot be written to
+        cache.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=cache, buffering=0)
+    except OSError:  # the cache folder is not writable
         return tempfile.TemporaryFile(buffering=0)
 
 
-# Kept rows: what a frozen trunk made of each row, in a file instead of in memory.
-#
-# The file has no name and is gone with the process, however that ends. A row is a fixed number of bytes at its own
-# place, so rows can be written in any order and those that a training never meets take no room.
+class FeatureFile:
+    """The features that a frozen encoder computed for each row, in an anonymous temporary file; read as whole batches.
 
-
-class FeatureFile(torch.utils.data.Dataset):
-    """Rows to train on, read as whole batches."""
+    Every row has the same size and a fixed offset, so rows can be written in any order, and rows that a training does
+    not use take no disk space.
+    """
 
     def __init__(self, rows: int, folder: Path) -> None:
         self._rows = rows
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115, it lives as long as the training
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115, open as long as the training runs
         self._columns: dict[str, tuple[torch.dtype, tuple[int, ...], int]] = {}
 
     def __len__(self) -> int:
         return self._rows
 
     def write(self, rows: Sequence[int], batch: Batch) -> None:
-        """Keep a batch; every batch has the same columns."""
+        """Write the features of a batch; every batch has the same columns."""
         columns = {name: _as_bytes(value) for name, value in batch.items()}
         if not self._columns:
             self._columns = {name: (v.dtype, v.shape[1:], columns[name].shape[1]) for name, v in batch.items()}
@@ -213,26 +213,30 @@ class FeatureFile(torch.utils.data.Dataset):
             write_all(self._file, content.tobytes())
 
     def __getitems__(self, rows: Sequence[int]) -> Batch:
-        """What torch's loader asks for; nothing is left to collate."""
+        """One batch, already collated; called by torch's DataLoader."""
+        import torch
+
         size = sum(width for _, _, width in self._columns.values())
         content = torch.frombuffer(bytearray().join(self._read(row, size) for row in rows), dtype=torch.uint8)
-        pieces = content.view(len(rows), size).split([width for _, _, width in self._columns.values()], dim=1)
+        parts = content.view(len(rows), size).split([width for _, _, width in self._columns.values()], dim=1)
         return {
-            name: piece.contiguous().view(dtype).reshape(len(rows), *shape)
-            for (name, (dtype, shape, _)), piece in zip(self._columns.items(), pieces, strict=True)
+            name: part.contiguous().view(dtype).reshape(len(rows), *shape)
+            for (name, (dtype, shape, _)), part in zip(self._columns.items(), parts, strict=True)
         }
 
     def _read(self, row: int, size: int) -> bytes:
-        """Zeros where nothing was written: the loader looks a batch ahead of the last step."""
+        """One row; zeros if it was never written: the data loader fetches one batch past the last step."""
         self._file.seek(row * size)
         return self._file.read(size).ljust(size, b"\0")
 
 
 def identity_collate(batch: Batch) -> Batch:
-    """The collator of kept rows."""
+    """The collator of a FeatureFile, whose batches are collated already."""
     return batch
 
 
 def _as_bytes(values: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    import torch
+
     flat = values.detach().cpu().reshape(len(values), -1).contiguous()
     return flat.view(torch.uint8).numpy()

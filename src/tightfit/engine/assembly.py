@@ -1,4 +1,4 @@
-"""Assembly: job + recipe -> Parts. The one place where a training is put together."""
+"""Assembly: the model and all other parts of a training from a job and a recipe, for simulation and training."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tightfit.data.rows import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError
 from tightfit.job import Job
-from tightfit.models import load_config, load_model, longest_text, truncate_layers
-from tightfit.optimizers.in_backward import step_in_backward
+from tightfit.models import load_config, load_model, max_positions, truncate_layers
+from tightfit.optimizers.in_backward import optimizer_in_backward
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
@@ -30,7 +30,7 @@ def assemble(
     *,
     layers: int | None = None,
 ) -> Parts:
-    """Build the model and put the recipe's strategies on it. With `layers` the model has only so many."""
+    """Build the model and apply the recipe's strategies; with `layers` the model has only that many layers."""
     model = _build_model(job, labels, tokenizer, layers)
     _check_max_length(job, model)
     parts = Parts(
@@ -50,15 +50,15 @@ def assemble(
 
 
 def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
-    """The recipe's optimizer over what trains, and where it steps."""
+    """The recipe's optimizer over the trainable parameters, stepping in the backward pass if the recipe says so."""
     optimizer = parts.optimizer(parameter_groups(parts), parts.learning_rate)
-    if parts.step_in_backward:
-        step_in_backward(optimizer, parts.max_grad_norm)
+    if parts.optimizer_in_backward:
+        optimizer_in_backward(optimizer, parts.max_grad_norm)
     return optimizer
 
 
 def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
-    """What trains, in two groups: biases and norms do not decay, as in transformers.Trainer."""
+    """The trainable parameters in two groups: no weight decay for biases and norms, as in transformers.Trainer."""
     decaying = _weight_decay_names(parts.model)
     trained = [(name, p) for name, p in parts.model.named_parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -73,16 +73,16 @@ def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, l
 
     task = find_task(job.task)
     config = load_config(job.model, **task.config_changes(labels))
-    config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find a text's last token by it
-    config.get_text_config().use_cache = False  # keys and values of earlier tokens: for writing text, not for training
+    config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find the last token of a row by it
+    config.get_text_config().use_cache = False  # the key-value cache is for generation
     if layers is not None:
         truncate_layers(config, layers)
-    set_seed(job.seed)  # the new head is the same whatever the recipe
+    set_seed(job.seed)  # the new head gets the same weights with every recipe
     return load_model(task.head(), job.model, config, random_weights=job.random_weights)
 
 
 def _check_max_length(job: Job, model: PreTrainedModel) -> None:
-    limit = longest_text(model)
+    limit = max_positions(model)
     if limit is not None and job.max_length > limit:
         raise ModelError(
             f"--max-length {job.max_length} is more than the {limit} positions of '{job.model}': use {limit} or less."
@@ -90,4 +90,4 @@ def _check_max_length(job: Job, model: PreTrainedModel) -> None:
 
 
 def _weight_decay_names(model: PreTrainedModel) -> set[str]:
-    return set(decay_parameter_names(model))  # keeps the list of exceptions in one place, theirs
+    return set(decay_parameter_names(model))  # Trainer's own rule

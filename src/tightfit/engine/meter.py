@@ -1,7 +1,7 @@
-"""Meter: what memory really did, as the peak of each moment of a training.
+"""Meter: measured peak memory of each phase of a training.
 
-On a CPU it is the resident memory of the whole process, on CUDA what torch has reserved from the card. Every
-instant belongs to one moment: a nested moment interrupts the outer one.
+On a CPU it is the resident memory of the whole process, on CUDA the memory that torch has reserved. Every instant
+belongs to one phase: a nested phase interrupts the outer one.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from pathlib import Path
 from typing import Protocol
 
 from tightfit.device import Device
-from tightfit.system import status
+from tightfit.system import proc_status
 
 OTHER = "between"
 
 
-class Gauge(Protocol):
-    """Something that remembers the most memory in use since it was last asked."""
+class MemoryProbe(Protocol):
+    """Reads the memory in use and its peak since the last reading."""
 
     def now(self) -> int:
         """Bytes in use."""
         ...
 
     def pop_peak(self) -> int:
-        """The most bytes in use since the last call, and start again."""
+        """The most bytes in use since the last call; resets the peak."""
         ...
 
 
 class Meter:
-    """Collects the peak of every moment."""
+    """Records the peak of every phase."""
 
-    def __init__(self, gauge: Gauge) -> None:
-        self.gauge = gauge
+    def __init__(self, probe: MemoryProbe) -> None:
+        self.probe = probe
         self.phases: dict[str, int] = {}
         self.allocated: dict[str, int] = {}
-        """On a card: the tensors' share."""
+        """On CUDA: the peak of allocated memory, without what the allocator caches."""
         self._current = "load"
-        gauge.pop_peak()
+        probe.pop_peak()
 
     @property
     def peak(self) -> int:
@@ -49,7 +49,7 @@ class Meter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Everything inside belongs to this moment."""
+        """Attribute everything inside to this phase."""
         outer = self._enter(name)
         try:
             yield
@@ -57,16 +57,16 @@ class Meter:
             self._enter(outer)
 
     @contextlib.contextmanager
-    def left_out(self) -> Iterator[None]:
-        """What is taken and given back inside belongs to no moment."""
+    def excluded(self) -> Iterator[None]:
+        """Attribute memory that is allocated and freed inside to no phase."""
         self._record()
         try:
             yield
         finally:
-            self.gauge.pop_peak()
+            self.probe.pop_peak()
 
     def begin(self, name: str) -> None:
-        """This moment lasts until the next one begins."""
+        """Start a phase that lasts until the next one starts."""
         self._enter(name)
 
     def _enter(self, name: str) -> str:
@@ -75,41 +75,41 @@ class Meter:
         return before
 
     def _record(self) -> None:
-        allocated = self.gauge.allocated_peak() if isinstance(self.gauge, CudaGauge) else None
-        peak = self.gauge.pop_peak()
+        allocated = self.probe.allocated_peak() if isinstance(self.probe, CudaProbe) else None
+        peak = self.probe.pop_peak()
         self.phases[self._current] = max(peak, self.phases.get(self._current, 0))
         if allocated is not None:
             self.allocated[self._current] = max(allocated, self.allocated.get(self._current, 0))
 
 
 def meter_for(device: Device) -> Meter:
-    """The most exact meter there is for a device."""
-    return Meter(_gauge(device))
+    """The most exact meter available for a device."""
+    return Meter(_probe(device))
 
 
-def _gauge(device: Device) -> Gauge:
+def _probe(device: Device) -> MemoryProbe:
     if device.kind == "cuda":
-        return CudaGauge(device.name)
+        return CudaProbe(device.name)
     try:
-        return ResidentGauge()
+        return ResidentProbe()
     except OSError:
-        return SampledGauge()
+        return SampledProbe()
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process now. A meter that is running goes on: its high-water mark is not reset."""
+    """Resident memory of this process now; does not reset the high-water mark of a running meter."""
     try:
-        return status("VmRSS")
+        return proc_status("VmRSS")
     except OSError:
         import psutil
 
         return int(psutil.Process().memory_info().rss)
 
 
-class ResidentGauge:
-    """Resident memory of this process on Linux: the kernel's own high-water mark, which can be set back.
+class ResidentProbe:
+    """Resident memory of this process on Linux: the kernel's high-water mark, which can be reset.
 
-    There is one mark per process, so a second gauge resets what the first has seen.
+    There is one mark per process, so a second probe resets the peak of the first.
     """
 
     def __init__(self) -> None:
@@ -117,16 +117,16 @@ class ResidentGauge:
         self.pop_peak()
 
     def now(self) -> int:
-        return status("VmRSS")
+        return proc_status("VmRSS")
 
     def pop_peak(self) -> int:
-        peak = status("VmHWM")
+        peak = proc_status("VmHWM")
         self._reset.write_text("5")  # 5 sets the high-water mark to what is resident now
         return peak
 
 
-class SampledGauge:
-    """Resident memory of this process anywhere, looked at every few milliseconds by a thread."""
+class SampledProbe:
+    """Resident memory of this process on other systems, sampled by a thread every few milliseconds."""
 
     def __init__(self, every: float = 0.005) -> None:
         import psutil
@@ -136,7 +136,7 @@ class SampledGauge:
         self._peak = self.now()
         self._lock = threading.Lock()
         self._done = threading.Event()
-        threading.Thread(target=self._watch, daemon=True, name="tightfit-meter").start()
+        threading.Thread(target=self._sample, daemon=True, name="tightfit-meter").start()
 
     def now(self) -> int:
         return int(self._process.memory_info().rss)
@@ -150,14 +150,14 @@ class SampledGauge:
         """End the thread."""
         self._done.set()
 
-    def _watch(self) -> None:
+    def _sample(self) -> None:
         while not self._done.wait(self._every):
             with self._lock:
                 self._peak = max(self._peak, self.now())
 
 
-class CudaGauge:
-    """What torch has reserved from a card."""
+class CudaProbe:
+    """Memory that torch has reserved on a GPU."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -168,7 +168,7 @@ class CudaGauge:
         return torch.cuda.memory_reserved(self._name)
 
     def allocated_peak(self) -> int:
-        """The most that tensors held of it since the last take_peak."""
+        """The most bytes allocated to tensors since the last pop_peak."""
         import torch
 
         return torch.cuda.max_memory_allocated(self._name)

@@ -1,4 +1,4 @@
-"""Out of memory: how to get back the memory that a failed attempt still holds."""
+"""After an out-of-memory error: free the memory that the failed attempt still holds."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from tightfit.errors import OutOfMemory, RunFailed, Stopped, first_line, is_out_of_memory
+from tightfit.errors import Interrupted, OutOfMemory, RunFailed, first_line, is_out_of_memory
+from tightfit.system import tune_malloc
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_NO_ROOM = (
-    "There is not enough memory, and not for a step that could be made smaller ({reason}): close other programs, or "
+_OUT_OF_MEMORY = (
+    "Out of memory outside of a training step, where no smaller micro-batch helps ({reason}): close other programs, or "
     "use a smaller model."
 )
 
 
-def forget(error: BaseException) -> None:
-    """Drop the tensors that the frames of a failed attempt hold: the whole graph of a forward pass, usually."""
+def drop_frames(error: BaseException) -> None:
+    """Drop the tensors that the frames of an error's traceback hold, usually the whole graph of a forward pass."""
     left: list[BaseException | None] = [error]
     while left:
         if (seen := left.pop()) is not None and seen.__traceback__ is not None:
@@ -31,38 +32,36 @@ def forget(error: BaseException) -> None:
 
 
 def free_memory() -> None:
-    """Hand back what nobody holds any more, also what allocators keep for later."""
+    """Free unreachable objects and the memory that allocators cache."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    from tightfit.ops.buffer_pool import leave
+    from tightfit.ops.buffer_pool import release_active
 
-    leave()  # a pass that failed has not come to where its rooms close
+    release_active()  # a failed pass has not released its buffer pool
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    from tightfit.system import tune_malloc
-
     tune_malloc()
 
 
 def release_memory_on_error(function: Callable[P, T]) -> Callable[P, T]:
-    """A notebook keeps a failure's traceback, and with it the model and all around it: leave only the sentence."""
+    """Raise errors without their frames: a notebook keeps the last traceback, and with it the model and its tensors."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return function(*args, **kwargs)
-        except (RunFailed, Stopped) as error:
+        except (RunFailed, Interrupted) as error:
             failure: Exception = error
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = OutOfMemory(_NO_ROOM.format(reason=first_line(error)))
-            forget(error)
-        forget(failure)
+            failure = OutOfMemory(_OUT_OF_MEMORY.format(reason=first_line(error)))
+            drop_frames(error)
+        drop_frames(failure)
         free_memory()
         raise failure from None
 

@@ -1,9 +1,9 @@
-"""The step: one effective batch through the model in slices, equal to the whole batch at once.
+"""The training step: one effective batch through the model in micro-batches, equal to the whole batch in one pass.
 
-A head's loss is the mean over the labels it saw, whatever the head. A slice's mean, weighed by the slice's
-share of the batch's labels, adds up to the mean of the whole batch, also when rows carry different numbers of
-labels and when the last batch of an epoch is smaller. Nothing depends on how a head treats
-`num_items_in_batch`, which is where gradient accumulation goes wrong.
+A head's loss is the mean over the labels it saw, whatever the head. The means of the micro-batches, weighted by their
+share of the batch's labels, add up to the mean of the whole batch, also when rows carry different numbers of labels and
+when the last batch of an epoch is smaller. Nothing depends on how a head treats `num_items_in_batch`, which is where
+gradient accumulation goes wrong.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
     from tightfit.data.batches import Batch, RowLimits
 
-    Moment = Callable[[str], AbstractContextManager[None]]
+    PhaseContext = Callable[[str], AbstractContextManager[None]]
 
 
 def weighted_micro_batches(
     model: PreTrainedModel, batch: Batch, rows: int | RowLimits, *, sort: bool = False
 ) -> Iterable[tuple[float, Batch]]:
-    """The slices of a batch, each with its share of the batch's labels; slices without labels teach nothing."""
+    """The micro-batches, each with its share of the batch's labels; those without labels are skipped."""
     counts = label_counts(model, batch["labels"])
     total = sum(counts)
-    for chosen, piece in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
-        share = sum(counts[row] for row in chosen)
-        if share:
-            yield share / total, piece
+    for chosen, micro_batch in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
+        count = sum(counts[row] for row in chosen)
+        if count:
+            yield count / total, micro_batch
 
 
 def label_counts(model: PreTrainedModel, labels: torch.Tensor) -> list[int]:
-    """How many labels of each row enter the loss."""
-    if labels.is_floating_point():  # a regression, or a yes and no for every class
+    """The number of labels of each row that enter the loss."""
+    if labels.is_floating_point():  # regression or multi-label classification
         return [labels[0].numel()] * len(labels)
     counted = labels != IGNORED
     if labels.dim() > 1 and _predicts_next_token(model):
-        counted = counted[:, 1:]  # nothing predicts a text's first token
+        counted = counted[:, 1:]  # no logit predicts the first token of a row
     return [int(n) for n in counted.reshape(len(labels), -1).sum(dim=1).tolist()]
 
 
@@ -49,26 +49,26 @@ def _predicts_next_token(model: PreTrainedModel) -> bool:
     from tightfit.compat import LOSS_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, ForCausalLMLoss
 
     shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
-    # Some heads name no loss and still shift (GPT2LMHeadModel).
+    # Some heads have no loss_type and still shift the labels (GPT2LMHeadModel).
     causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     return (shifts or causal) and not model.config.is_encoder_decoder
 
 
 def run_micro_batches(
     model: torch.nn.Module,
-    slices: Iterable[tuple[float, Batch]],
+    weighted: Iterable[tuple[float, Batch]],
     backward: Callable[[torch.Tensor], None],
-    phase: Moment,
+    phase: PhaseContext,
 ) -> torch.Tensor:
-    """Forward and backward of every slice; gradients add up in the parameters. Returns the batch's mean loss."""
+    """Forward and backward of every micro-batch, accumulating gradients; returns the mean loss of the batch."""
     import torch
 
     losses = []
-    for share, piece in slices:
+    for weight, micro_batch in weighted:
         with phase("forward"):
-            loss = model(**piece).loss * share
+            loss = model(**micro_batch).loss * weight
         with phase("backward"):
             backward(loss)
         losses.append(loss.detach())
-        del loss  # holds the slice's whole graph
+        del loss  # holds the graph of the whole micro-batch
     return torch.stack(losses).sum() if losses else torch.zeros((), device=next(model.parameters()).device)

@@ -1,4 +1,8 @@
-"""A script's settings, from TrainingArguments as JSON or from a Python file that is read and never run."""
+"""A training script's settings, and edits that reduce its memory.
+
+Settings come from TrainingArguments as JSON or from a Python file, which is parsed and never run. Each edit is
+simulated on top of the one before.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 
 from tightfit.device import Device
 from tightfit.errors import BadInput
+from tightfit.job import Job
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes
@@ -20,8 +25,8 @@ _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What decides the memory, named as transformers names it, with its defaults."""
+class ScriptArgs:
+    """The settings that determine memory, with transformers' names and defaults."""
 
     per_device_train_batch_size: int = 8
     gradient_accumulation_steps: int = 1
@@ -31,12 +36,12 @@ class Settings:
     bf16: bool = False
     model: str | None = None
     max_length: int = 512
-    unread: tuple[str, ...] = ()
-    """What a script computes, so that nobody can read it there."""
+    unresolved: tuple[str, ...] = ()
+    """Settings that the script computes, so that they are unknown without running it."""
 
     @classmethod
-    def read(cls, path: Path) -> Settings:
-        """From a .json or a .py file."""
+    def read(cls, path: Path) -> ScriptArgs:
+        """Read the settings from a .json or .py file."""
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
@@ -48,51 +53,50 @@ class Settings:
         except ValueError as error:
             raise BadInput(f"{path} is not readable as JSON: {error}.") from None
         if not isinstance(content, dict):
-            raise BadInput(f"{path} must hold one JSON object with TrainingArguments' names.")
+            raise BadInput(f"{path} must hold one JSON object with the names of TrainingArguments.")
         return cls()._with(content)
 
     def recipe(self) -> Recipe:
-        """The same in our words."""
-        words = []
+        """The settings as a tightfit recipe."""
+        specs = []
         if self.gradient_accumulation_steps > 1:
-            words.append(f"micro-batch:size={self.per_device_train_batch_size}")
+            specs.append(f"micro-batch:size={self.per_device_train_batch_size}")
         if self.gradient_checkpointing:
-            words.append("gradient-checkpointing")
+            specs.append("gradient-checkpointing")
         if "adafactor" in self.optim:
-            words.append("adafactor")
+            specs.append("adafactor")
         if self.fp16 or self.bf16:
-            words.append("mixed-precision")
-        return Recipe.parse(words)
+            specs.append("mixed-precision")
+        return Recipe.parse(specs)
 
     @property
     def batch(self) -> int:
         """Rows per optimizer step."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
-    def _with(self, content: dict[str, Any]) -> Settings:
-        kinds = {field.name: type(getattr(Settings(), field.name)) for field in fields(Settings)}
+    def _with(self, content: dict[str, Any]) -> ScriptArgs:
+        kinds = {field.name: type(getattr(ScriptArgs(), field.name)) for field in fields(ScriptArgs)}
         known = {name: value for name, value in content.items() if name in kinds}
         for name, value in known.items():
-            if not _is_right(value, str if name == "model" else kinds[name]):
-                raise BadInput(f"{name} is {value!r}, which is not what TrainingArguments takes: correct it.")
+            if not _is_valid(value, str if name == "model" else kinds[name]):
+                raise BadInput(f"{name} is {value!r}, which TrainingArguments does not accept: correct it.")
         return replace(self, **known)
 
     def __str__(self) -> str:
-        slices = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        words = " ".join(word for word in self.recipe().specs if not word.startswith("micro-batch"))
-        return (
-            f"{self.model} with {self.per_device_train_batch_size}{slices} rows of {self.max_length} {words}".rstrip()
-        )
+        accumulated = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
+        specs = " ".join(spec for spec in self.recipe().specs if not spec.startswith("micro-batch"))
+        rows = f"{self.per_device_train_batch_size}{accumulated}"
+        return f"{self.model} with {rows} rows of {self.max_length} tokens {specs}".rstrip()
 
 
-def _is_right(value: Any, kind: type) -> bool:
+def _is_valid(value: Any, kind: type) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return isinstance(value, kind)
 
 
 def _from_script(path: Path, text: str) -> dict[str, Any]:
-    """Every literal that a call names, whatever the script would do with it."""
+    """The literal keyword arguments of the script's calls."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -104,26 +108,26 @@ def _from_script(path: Path, text: str) -> dict[str, Any]:
         given = {k.arg: _value(k.value, constants) for k in call.keywords if k.arg}
         if name in _CALLS:
             found |= {key: value for key, value in given.items() if value is not None}
-            found["unread"] = (*found.get("unread", ()), *_unread(call, given))
+            found["unresolved"] = (*found.get("unresolved", ()), *_unresolved(call, given))
         if isinstance(given.get("max_length"), int):
             found["max_length"] = given["max_length"]
         if name == "from_pretrained" and call.args and isinstance(first := _value(call.args[0], constants), str):
             found.setdefault("model", first)
     if not any(isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in _CALLS for n in ast.walk(tree)):
-        raise BadInput(f"{path} has no call of TrainingArguments: give the script that has, or a JSON of them.")
+        raise BadInput(f"{path} does not call TrainingArguments: give the script that does, or its arguments as JSON.")
     return found
 
 
-def _unread(call: ast.Call, given: dict[str, Any]) -> Iterator[str]:
-    """What decides the memory, and is more than a literal or a name for one."""
-    known = {field.name for field in fields(Settings)}
-    for word in call.keywords:
-        if word.arg in known and given[word.arg] is None:
-            yield f"{word.arg}={ast.unparse(word.value)}"
+def _unresolved(call: ast.Call, given: dict[str, Any]) -> Iterator[str]:
+    """Settings whose value is neither a literal nor the name of one."""
+    known = {field.name for field in fields(ScriptArgs)}
+    for keyword in call.keywords:
+        if keyword.arg in known and given[keyword.arg] is None:
+            yield f"{keyword.arg}={ast.unparse(keyword.value)}"
 
 
 def _constants(tree: ast.AST) -> dict[str, Any]:
-    """Names that are given a literal."""
+    """Names that are assigned a literal."""
     return {
         target.id: node.value.value
         for node in ast.walk(tree)
@@ -139,62 +143,59 @@ def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
     return constants.get(node.id) if isinstance(node, ast.Name) else None
 
 
-# Edits: the three changes of a script that bring its memory down most, each rehearsed on top of the one before.
-
-
-_THREE = 3
+_MAX_EDITS = 3
 _ACCUMULATION = (
-    "set trainer.model_accepts_loss_kwargs = False too, or the gradients of BERT-like heads come out that many times "
+    "also set trainer.model_accepts_loss_kwargs = False, or the gradients of BERT-like heads are that many times "
     "too large"
 )
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What to write, and what the peak is then."""
+    """A change of the script, and the predicted peak after it."""
 
-    words: str
+    change: str
     peak: int | None = None
     fits: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For scripts."""
-        return {"edit": self.words, "peak_bytes": self.peak, "fits": self.fits}
+        """The edit as JSON values."""
+        return {"edit": self.change, "peak_bytes": self.peak, "fits": self.fits}
 
     def __str__(self) -> str:
         if self.peak is None:
-            return self.words
-        return f"{self.words} → {format_bytes(self.peak)}{', fits' if self.fits else ''}"
+            return self.change
+        return f"{self.change} → {format_bytes(self.peak)}{', fits' if self.fits else ''}"
 
 
-def edits_for(settings: Settings, device: Device) -> tuple[Estimate | None, list[Edit]]:
-    """What the settings take now, and the best edits; without a model in the order that usually helps."""
+def edits_for(settings: ScriptArgs, device: Device) -> tuple[Estimate | None, list[Edit]]:
+    """The current memory estimate and the best edits; without a model, the edits in their usual order."""
     if settings.model is None:
-        return None, [Edit(words) for words, _ in _changes(settings, device)][:_THREE]
-    return _rehearsed(settings, device)
+        return None, [Edit(change) for change, _ in _edits(settings, device)][:_MAX_EDITS]
+    return _simulated_edits(settings, device)
 
 
-def _rehearsed(settings: Settings, device: Device) -> tuple[Estimate, list[Edit]]:
+def _simulated_edits(settings: ScriptArgs, device: Device) -> tuple[Estimate, list[Edit]]:
     first = estimate = _estimate(settings, device)
     edits: list[Edit] = []
-    while len(edits) < _THREE and not (edits and edits[-1].fits):
-        tried = [(words, changed, _estimate(changed, device)) for words, changed in _changes(settings, device)]
+    while len(edits) < _MAX_EDITS and not (edits and edits[-1].fits):
+        tried = [(change, changed, _estimate(changed, device)) for change, changed in _edits(settings, device)]
         tried = [choice for choice in tried if choice[2].peak < estimate.peak]
         if not tried:
             break
-        words, settings, estimate = min(tried, key=lambda choice: choice[2].peak)
-        edits.append(Edit(words, estimate.peak, estimate.fits))
+        change, settings, estimate = min(tried, key=lambda choice: choice[2].peak)
+        edits.append(Edit(change, estimate.peak, estimate.fits))
     return first, edits
 
 
-def _changes(now: Settings, device: Device) -> Iterator[tuple[str, Settings]]:
-    """What could be changed without changing the effective batch."""
+def _edits(now: ScriptArgs, device: Device) -> Iterator[tuple[str, ScriptArgs]]:
+    """Single changes that keep the effective batch size."""
     rows = now.per_device_train_batch_size
     if rows > 1:
         fewer = next(size for size in range(max(1, rows // 8), 0, -1) if rows % size == 0)
-        times = rows // fewer * now.gradient_accumulation_steps
-        smaller = replace(now, per_device_train_batch_size=fewer, gradient_accumulation_steps=times)
-        yield f"per_device_train_batch_size={fewer}, gradient_accumulation_steps={times} ({_ACCUMULATION})", smaller
+        steps = rows // fewer * now.gradient_accumulation_steps
+        smaller = replace(now, per_device_train_batch_size=fewer, gradient_accumulation_steps=steps)
+        yield f"per_device_train_batch_size={fewer}, gradient_accumulation_steps={steps} ({_ACCUMULATION})", smaller
     if not now.gradient_checkpointing:
         yield "gradient_checkpointing=True", replace(now, gradient_checkpointing=True)
     if "adafactor" not in now.optim:
@@ -203,10 +204,9 @@ def _changes(now: Settings, device: Device) -> Iterator[tuple[str, Settings]]:
         yield ("bf16=True", replace(now, bf16=True)) if device.bf16 else ("fp16=True", replace(now, fp16=True))
 
 
-def _estimate(settings: Settings, device: Device) -> Estimate:
-    """With texts as long as allowed: a script does not say how long its data is."""
+def _estimate(settings: ScriptArgs, device: Device) -> Estimate:
+    """The estimate with every text at the maximum length, since a script does not tell how long its data is."""
     from tightfit.data.rows import Labels
-    from tightfit.job import Job
     from tightfit.models import load_config
     from tightfit.simulation.simulation import Simulation, SimulationSetup
     from tightfit.simulation.worst_case import Lengths

@@ -1,1 +1,1 @@
-"""Ops: torch code that strategies put into a model."""
+"""Ops: the torch code that strategies put into a model."""

@@ -1,8 +1,8 @@
-"""Rooms: memory for what one piece computes, used again by the next.
+"""Buffer pool: memory for the tensors of one chunk, reused by the next.
 
-What is freed goes back to the system at once, and comes back from there page by page, each filled with zeros. Where a
-batch goes through a layer in pieces, the same would be taken and given back for every piece. Here it is kept until the
-last one is through. A card's allocator does the like by itself.
+Freed CPU memory goes back to the system immediately and comes back page by page, each page filled with zeros. A layer
+that runs its batch in chunks would allocate and free the same tensors for every chunk; the pool holds them until the
+last chunk is done. A GPU needs no pool, since torch's caching allocator does the same.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tightfit.compat import current_graph_task_id, storage_id, storage_use_count
-from tightfit.system import THRESHOLD
+from tightfit.system import MALLOC_THRESHOLD
 
-SMALLEST = THRESHOLD  # bytes; below, the C library keeps what is freed
-_ONLY_WE = 1  # hold a storage that nobody uses
-_FAR_TOO_LARGE = 2  # times what is wanted
-_NO_PASS = -1  # back; autograd counts those from 0
+MIN_BYTES = MALLOC_THRESHOLD  # the C library does not return smaller blocks to the system
+_UNSHARED = 1  # use count of a storage that only the pool refers to
+_MAX_WASTE = 2  # a block may be at most this many times larger than needed
+_NO_BACKWARD = -1  # autograd numbers backward passes from 0
 
 
 class BufferPool:
-    """Blocks of memory for the pieces of a batch; none for a device whose allocator keeps what is freed."""
+    """Blocks of memory for the chunks of a batch; unused on devices whose allocator caches freed memory."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._needed = device == "cpu"
         self._blocks: list[torch.UntypedStorage] = []
-        self._pass = _NO_PASS
+        self._backward = _NO_BACKWARD
         self._growth = 1.0
-        """How much more the largest piece takes than the one at hand."""
+        """How many times larger the largest chunk is than the current one."""
 
-    def meet(self, chunk: torch.Tensor, most_tokens: int) -> None:
-        """A piece comes: blocks that are made for it do for the largest too."""
+    def size_for(self, chunk: torch.Tensor, most_tokens: int) -> None:
+        """Make new blocks large enough for the largest chunk while this one runs."""
         self._growth = max(1.0, most_tokens / (chunk.shape[0] * chunk.shape[1]))
 
     def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-        """A tensor without values: in a block that nobody uses, or in a new one."""
+        """An uninitialized tensor in an unused block, or in a new one."""
         count = math.prod(shape)
         block = self._unused(count * like.element_size())
         if block is None:
@@ -46,64 +46,64 @@ class BufferPool:
         return like.new_empty(0).set_(block, 0, tuple(shape))
 
     def _unused(self, size: int) -> torch.UntypedStorage | None:
-        most = _FAR_TOO_LARGE * self._growth * size  # a small piece uses what was made for the largest
+        most = _MAX_WASTE * self._growth * size  # a small chunk uses blocks made for the largest
         for block in self._blocks:
             if size <= block.nbytes() <= most and _is_unused(block):
                 return block
         return None
 
-    def open(self) -> None:
-        """From now on tensors are made here, as long as this pass goes on: if it fails nobody closes."""
-        global _open
-        self._pass = _pass_at_hand()
-        _open = self if self._needed else None
+    def activate(self) -> None:
+        """Allocate from this pool from now on, in this backward pass only: if it fails, nothing calls release()."""
+        global _active
+        self._backward = _current_backward()
+        _active = self if self._needed else None
 
     @property
-    def is_of_this_pass(self) -> bool:
-        """Not of one that failed."""
-        return self._pass == _pass_at_hand()
+    def in_this_backward(self) -> bool:
+        """Whether the pool was activated in the backward pass that runs now, not in an earlier one that failed."""
+        return self._backward == _current_backward()
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """Open inside, whatever happens there."""
-        self.open()
+    def active(self) -> Iterator[None]:
+        """Allocate from this pool inside, and release it in any case."""
+        self.activate()
         try:
             yield
         finally:
-            self.close()
+            self.release()
 
-    def close(self) -> None:
-        """Blocks go with their last tensor."""
-        global _open
+    def release(self) -> None:
+        """Stop allocating from this pool; each block is freed with its last tensor."""
+        global _active
         self._blocks.clear()
-        _open = None
+        _active = None
 
 
-_open: BufferPool | None = None
+_active: BufferPool | None = None
 
 
 def pooled_or_none(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
-    """A tensor without values in the room that is open; None if none is."""
-    if _open is None or not _open.is_of_this_pass or math.prod(shape) * like.element_size() < SMALLEST:
+    """An uninitialized tensor from the active pool; None if there is none or the tensor is small."""
+    if _active is None or not _active.in_this_backward or math.prod(shape) * like.element_size() < MIN_BYTES:
         return None
-    return _open.empty(shape, like)
+    return _active.empty(shape, like)
 
 
-def empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
-    """A tensor without values, in a room if one is open."""
-    room = pooled_or_none(shape, like)
-    return like.new_empty(shape) if room is None else room
+def pooled_empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """An uninitialized tensor, from the active pool if there is one."""
+    pooled = pooled_or_none(shape, like)
+    return like.new_empty(shape) if pooled is None else pooled
 
 
-def leave() -> None:
-    """Whatever was open, after something failed."""
-    if _open is not None:
-        _open.close()
+def release_active() -> None:
+    """Release the pool that a failed pass left active."""
+    if _active is not None:
+        _active.release()
 
 
-def _pass_at_hand() -> int:
+def _current_backward() -> int:
     return int(current_graph_task_id())
 
 
 def _is_unused(block: torch.UntypedStorage) -> bool:
-    return bool(storage_use_count(storage_id(block)) == _ONLY_WE)
+    return bool(storage_use_count(storage_id(block)) == _UNSHARED)

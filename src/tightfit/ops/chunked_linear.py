@@ -1,10 +1,4 @@
-"""Last norms: left by a layer to the one after it.
-
-A layer of BERT ends with a norm. In the layer's second run that norm would be met again, and with it the product
-before it, a third of the layer's arithmetic, though the norm's result is what the next layer began with. If the next
-layer begins with the norm instead, a second run is over where the last product would begin. The same numbers in the
-same order; what is kept between layers are the norm's inputs in place of its results.
-"""
+"""Less recomputation in chunked layers: a layer's last norm is deferred, weight gradients are accumulated in place."""
 
 from __future__ import annotations
 
@@ -18,65 +12,71 @@ from torch import nn
 from tightfit.compat import current_graph_task_id
 from tightfit.ops.buffer_pool import pooled_or_none
 
+# Deferred norm. A BERT layer ends with a norm. Recomputing the layer up to that norm would repeat the matrix product
+# before it, a third of the layer's arithmetic, although the norm's output is the input of the next layer. If the next
+# layer applies the norm instead, the recomputation stops before the last product. The same values are computed in the
+# same order; between layers the norm's inputs are saved in place of its outputs.
 
-class Missed(Exception):
-    """A norm in the middle of a layer was taken for its last."""
+
+class NormNotLast(Exception):
+    """The norm that was deferred is not the last operation of its layer."""
 
 
 class DeferredNorm:
-    """The forward of a norm that may be the last thing that a layer does."""
+    """The forward of a norm that may be the last operation of a layer."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         self.norm, self.forward = norm, norm.forward
-        self.is_left: bool | None = None  # not known before a layer has run
-        self._passed: torch.Tensor | None = None
+        self.deferred: bool | None = None  # unknown before the layer has run
+        self._input: torch.Tensor | None = None
         norm.forward = self
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        if not self.norm.training or self.is_left is False:
+        if not self.norm.training or self.deferred is False:
             return self.forward(states)
-        self._passed = states
+        self._input = states
         return states
 
-    def look(self, out: Any) -> Any:
-        """At what a layer hands on, the first time: is it what came to the norm, and nothing else?
+    def check_output(self, out: Any) -> Any:
+        """Defer the norm if the layer's first output is the norm's input and nothing else.
 
-        Else the norm stays where it is, and is made up for; Missed is raised where it is too late for that.
+        Otherwise the norm stays in its layer and is applied to this output; where that is not possible, because the
+        layer used the skipped norm's result, NormNotLast is raised and the layer runs again.
         """
-        passed, self._passed = self._passed, None
-        if self.is_left is not None:
+        seen, self._input = self._input, None
+        if self.deferred is not None:
             return out
-        self.is_left = out is passed
-        if isinstance(out, tuple) and out[0] is passed:
+        self.deferred = out is seen
+        if isinstance(out, tuple) and out[0] is seen:
             return (self.forward(out[0]), *out[1:])
-        if not self.is_left:
-            raise Missed
+        if not self.deferred:
+            raise NormNotLast
         return out
 
 
-class Handed:
-    """The states that the last layer handed on, and the norm that it left to the next."""
+class PendingNorm:
+    """The hidden states that the previous layer returned, and the norm that it deferred."""
 
     def __init__(self) -> None:
         self._states: weakref.ref[torch.Tensor] | None = None
         self._norm: DeferredNorm | None = None
 
-    def on(self, states: Any, norm: DeferredNorm | None) -> None:
-        """From a layer."""
-        left = norm is not None and bool(norm.is_left)
-        self._states, self._norm = (weakref.ref(states), norm) if left else (None, None)
+    def put(self, states: Any, norm: DeferredNorm | None) -> None:
+        """Store a layer's output and the norm it deferred."""
+        deferred = norm is not None and bool(norm.deferred)
+        self._states, self._norm = (weakref.ref(states), norm) if deferred else (None, None)
 
-    def to_next(self, states: torch.Tensor) -> DeferredNorm | None:
-        """The norm that these states still want; ValueError if they are not what was handed on."""
+    def take(self, states: torch.Tensor) -> DeferredNorm | None:
+        """The norm to apply to these states; ValueError if they are not the previous layer's output."""
         norm = self._norm
         if self._states is not None and self._states() is not states:
-            raise ValueError("the model does something to its states between layers")
+            raise ValueError("the model changes the hidden states between its layers")
         self._states = self._norm = None
         return norm
 
 
 def find_last_norm(layer: nn.Module) -> DeferredNorm | None:
-    """The norm that comes last among what learns in a layer, if one does and nobody has changed it."""
+    """The last module with parameters in a layer, if it is a LayerNorm whose forward was not replaced."""
     with_weights = [part for part in layer.modules() if next(part.parameters(recurse=False), None) is not None]
     for last in with_weights[-1:]:
         if type(last) is nn.LayerNorm and isinstance(getattr(last.forward, "__self__", None), nn.LayerNorm):
@@ -84,89 +84,87 @@ def find_last_norm(layer: nn.Module) -> DeferredNorm | None:
     return None
 
 
-# Sums: a weight's gradients of several pieces, added up where they are.
-#
-# autograd makes a gradient for every piece and then adds it to the one before: each time new memory as large as the
-# weight, written, read again and given back. Here the product of a later piece is added in place, and the sum goes on
-# when the last piece is through.
+# In-place accumulation. autograd computes a weight gradient for every chunk and adds it to the one before: each time it
+# allocates, writes, reads and frees memory as large as the weight. Here the product of a later chunk is added in place,
+# and autograd receives the sum with the last chunk.
 
 
-class Sum:
-    """The gradient of one weight while the pieces of a batch come back."""
+class WeightGradSum:
+    """The gradient of one weight, summed over the chunks of a batch in the backward pass."""
 
     def __init__(self, chunks: int) -> None:
         self.chunks, self.calls, self.seen = chunks, 0, 0
-        self._room: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
 
-    def called(self) -> None:
-        """On the way there. In the backward pass it is a second run, whose graph nobody follows."""
+    def count_forward(self) -> None:
+        """Count a call in the forward pass; calls in the backward pass are recomputation and get no gradient."""
         if current_graph_task_id() == -1:
             self.calls += 1
 
     def add(self, gradient: torch.Tensor, states: torch.Tensor) -> torch.Tensor | None:
-        """What is to be handed on: nothing until the last piece. A weight used otherwise is left to autograd."""
+        """The sum with the last chunk, None before; a weight used more than once per chunk is left to autograd."""
         if self.calls != self.chunks:
             return gradient.T @ states
         self.seen += 1
-        if self._room is None:
-            self._room = gradient.T @ states
+        if self._total is None:
+            self._total = gradient.T @ states
         else:
-            torch.addmm(self._room, gradient.T, states, out=self._room)
-        return self._hand_on() if self.seen == self.chunks else None
+            torch.addmm(self._total, gradient.T, states, out=self._total)
+        return self._flush() if self.seen == self.chunks else None
 
-    def _hand_on(self) -> torch.Tensor | None:
-        whole, self._room, self.seen = self._room, None, 0
-        return whole
+    def _flush(self) -> torch.Tensor | None:
+        total, self._total, self.seen = self._total, None, 0
+        return total
 
 
 def accumulate_in_place(modules: Iterable[nn.Module]) -> list[AccumulatingLinear]:
-    """Let the linear layers in these modules add up their weights' gradients."""
+    """Make the linear layers in these modules accumulate their weight gradients in place."""
     linears = {part for module in modules for part in module.modules() if type(part) is nn.Linear}
     found = []
     for linear in linears:
-        if isinstance(getattr(linear.forward, "__self__", None), nn.Linear):  # nobody else has changed it
-            summed = AccumulatingLinear(linear)
-            linear.forward = summed
-            found.append(summed)
+        if isinstance(getattr(linear.forward, "__self__", None), nn.Linear):  # not replaced by another library
+            accumulating = AccumulatingLinear(linear)
+            linear.forward = accumulating
+            found.append(accumulating)
     return found
 
 
 class AccumulatingLinear:
-    """The forward of a linear layer."""
+    """The forward of a linear layer whose weight gradient is summed over chunks."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self.linear, self.sum = linear, Sum(1)
+        self.linear, self.sum = linear, WeightGradSum(1)
 
-    def begin(self, chunks: int) -> None:
-        """A batch comes, in so many pieces."""
-        self.sum = Sum(chunks)
+    def start_batch(self, chunks: int) -> None:
+        """Start a new sum for a batch of this many chunks."""
+        self.sum = WeightGradSum(chunks)
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         weight, bias = self.linear.weight, self.linear.bias
-        if self.sum.chunks == 1 or torch.is_autocast_enabled(states.device.type) or not _both_learn(states, weight):
+        if self.sum.chunks == 1 or torch.is_autocast_enabled(states.device.type) or not _need_grad(states, weight):
             return nn.functional.linear(states, weight, bias)
-        self.sum.called()
-        kept: list[Any] = []
-        states = _Keep.apply(states, weight, kept)
-        out: torch.Tensor = _Linear.apply(states, weight, bias, self.sum, kept[0])
+        self.sum.count_forward()
+        saved: list[Any] = []
+        states = _SaveInputs.apply(states, weight, saved)
+        out: torch.Tensor = _Linear.apply(states, weight, bias, self.sum, saved[0])
         return out
 
 
-def _both_learn(states: torch.Tensor, weight: torch.Tensor) -> bool:
+def _need_grad(states: torch.Tensor, weight: torch.Tensor) -> bool:
     return torch.is_grad_enabled() and states.requires_grad and weight.requires_grad
 
 
-class _Keep(torch.autograd.Function):
-    """Keeps what the product's gradients need, before there is a product.
+class _SaveInputs(torch.autograd.Function):
+    """Saves what the product's gradients need before the product is computed.
 
-    torch keeps what a function asks for when it is done. A layer's second run ends with the last thing that is kept, so
-    a last product would be computed for nothing: a third of a BERT layer's arithmetic.
+    torch saves a function's tensors after its forward, and recomputation stops after the last saved tensor. Saved by
+    the product itself, the last product of a BERT layer would be recomputed for nothing: a third of its arithmetic.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, kept: list[Any]) -> torch.Tensor:
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, saved: list[Any]) -> torch.Tensor:
         ctx.save_for_backward(states, weight)
-        kept.append(ctx)
+        saved.append(ctx)
         return states.view_as(states)
 
     @staticmethod
@@ -177,30 +175,30 @@ class _Keep(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: Sum, kept: Any
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: WeightGradSum, saved: Any
     ) -> torch.Tensor:
-        ctx.sum, ctx.kept = sum, kept
-        room = pooled_or_none((*states.shape[:-1], len(weight)), states)
-        if room is None:
+        ctx.sum, ctx.saved = sum, saved
+        pooled = pooled_or_none((*states.shape[:-1], len(weight)), states)
+        if pooled is None:
             return nn.functional.linear(states, weight, bias)
-        flat, out = states.flatten(0, -2), room.flatten(0, -2)
+        flat, out = states.flatten(0, -2), pooled.flatten(0, -2)
         torch.mm(flat, weight.T, out=out) if bias is None else torch.addmm(bias, flat, weight.T, out=out)
-        return room
+        return pooled
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight = ctx.kept.saved_tensors
-        wanted = ctx.needs_input_grad
+        states, weight = ctx.saved.saved_tensors
+        needed = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
-        to_states = _times(flat, weight, states) if wanted[0] else None
-        to_weight = ctx.sum.add(flat, states.flatten(0, -2)) if wanted[1] else None
-        return to_states, to_weight, flat.sum(0) if wanted[2] else None, None, None
+        grad_states = _grad_input(flat, weight, states) if needed[0] else None
+        grad_weight = ctx.sum.add(flat, states.flatten(0, -2)) if needed[1] else None
+        return grad_states, grad_weight, flat.sum(0) if needed[2] else None, None, None
 
 
-def _times(gradient: torch.Tensor, weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The gradient of what came in."""
-    room = pooled_or_none(like.shape, like)
-    if room is None:
+def _grad_input(gradient: torch.Tensor, weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gradient of a linear layer's input."""
+    pooled = pooled_or_none(like.shape, like)
+    if pooled is None:
         return (gradient @ weight).view(like.shape)
-    torch.mm(gradient, weight, out=room.flatten(0, -2))
-    return room
+    torch.mm(gradient, weight, out=pooled.flatten(0, -2))
+    return pooled

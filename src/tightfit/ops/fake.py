@@ -1,7 +1,8 @@
-"""Shapes: tensors without data, as in a rehearsal, and how a little work on them stands for a lot.
+"""Fake tensors: how traced code counts work that is simulated only in part.
 
-Loops over pieces need only their first there: the others take the same room again. How often they would have gone
-round, and what they would really have done, is said here for those who count the work.
+In a simulation tensors have shapes and no data. A loop over tiles runs only its first tile there, because the others
+allocate the same memory again. This module records how often the loop would have run, and what kind of work an
+operation stands for, so that op counts are those of the real training.
 """
 
 from __future__ import annotations
@@ -17,57 +18,57 @@ T = TypeVar("T")
 
 @dataclass
 class TraceContext:
-    """What the operations at hand stand for."""
+    """How the operations that run now are counted."""
 
     times: float = 1.0
-    sort: str | None = None
-    """The sort of work it really is; None if it is what it looks like."""
+    kind: str | None = None
+    """The op kind to count them as; None for the operation's own."""
     on_host: bool = False
-    """Whether what is made is in the memory of the machine around a card."""
+    """Whether new tensors are in host memory, not on the GPU."""
 
 
-now = TraceContext()
+context = TraceContext()
 
 
 def is_fake(tensor: object) -> bool:
-    """A tensor without data."""
+    """Whether a tensor has no data."""
     from tightfit.compat import FakeTensor  # late: the list of strategies imports this module
 
     return isinstance(tensor, FakeTensor)
 
 
 @contextlib.contextmanager
-def counts_as(times: float = 1.0, sort: str | None = None) -> Iterator[None]:
-    """What is done inside is done so often, or is work of another sort."""
-    before = now.times, now.sort
-    now.times, now.sort = now.times * times, sort or now.sort
+def counts_as(times: float = 1.0, kind: str | None = None) -> Iterator[None]:
+    """Count the operations inside `times` times, or as work of another kind."""
+    before = context.times, context.kind
+    context.times, context.kind = context.times * times, kind or context.kind
     try:
         yield
     finally:
-        now.times, now.sort = before
+        context.times, context.kind = before
 
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
-    """What is made inside takes no memory of the card."""
-    before, now.on_host = now.on_host, True
+    """Count tensors created inside as host memory, not as GPU memory."""
+    before, context.on_host = context.on_host, True
     try:
         yield
     finally:
-        now.on_host = before
+        context.on_host = before
 
 
-def each(chunks: Iterable[T], times: float, like: object) -> Iterator[T]:
-    """All pieces; of shapes only the first, which stands for as many as there are."""
+def representative(tiles: Iterable[T], times: float, like: object) -> Iterator[T]:
+    """All tiles; on fake tensors only the first one, counted `times` times."""
     if not is_fake(like):
-        yield from chunks
+        yield from tiles
         return
     with counts_as(times):
-        yield next(iter(chunks))
+        yield next(iter(tiles))
 
 
 def real_tensors() -> AbstractContextManager[object]:
-    """Tensors made inside hold data also in a rehearsal, which does not see them."""
+    """Create tensors with data inside, also in a simulation, which does not trace them."""
     from tightfit.compat import disable_current_modes
 
     return disable_current_modes()

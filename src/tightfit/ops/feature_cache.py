@@ -1,9 +1,9 @@
-"""Trunk: a frozen one runs once over each text, and of what it says only that is kept which the head reads.
+"""Feature cache: a frozen encoder runs once over each example, and only what the head reads of its output is stored.
 
-A head reads a text at one token (the first, the last, the end token), as a mean over its tokens, or in the trunk's own
-summary. How much each token weighs is told by the head's gradient, so no architecture has to be known. In place
-of the text stands then one of a single token whose state is the weighed sum; the head itself runs as ever, dropout
-included, and gives what it would have given.
+A head reads an example at one token (the first, the last, the end token), as a mean over its tokens, or as the
+encoder's pooled output. The head's gradient shows the weight of each token, so no architecture needs special code. The
+stored example has a single token whose hidden state is the weighted sum; the head itself runs unchanged, dropout
+included, and computes the same logits.
 """
 
 from __future__ import annotations
@@ -23,102 +23,106 @@ if TYPE_CHECKING:
     from tightfit.data.batches import Batch
 
 
-_KEPT = "kept_"
-_ROUNDING = 1e-2  # two ways to one number, relative to the largest
+FEATURE_PREFIX = "feature_"  # marks stored outputs among the model's keyword arguments
+_RTOL = 1e-2  # how far two ways to compute a value may differ, relative to the largest
 
 
 def find_cacheable_encoder(model: PreTrainedModel) -> FeatureCache | None:
-    """The trunk of a model that trains nothing but its head; None if the head reads it in some other way."""
+    """A feature cache for a model that trains nothing but its head; None if the head reads more than can be stored."""
     feature_cache, training = FeatureCache(model), model.training
     gradients = _gradients_of_a_random_head(feature_cache)
     model.train(training)
-    if not gradients or not all(_is_weighed_sum(gradient) for gradient in gradients.values()):
-        feature_cache.step_aside()
+    if not gradients or not all(_is_weighted_sum(gradient) for gradient in gradients.values()):
+        feature_cache.remove()
         return None
     feature_cache.shapes = {name: (*(1,) * (g.dim() - 2), g.shape[-1]) for name, g in gradients.items()}
     return feature_cache
 
 
 class FeatureCache:
-    """Stands in the place of a trunk's forward: lets it run, or says again what was kept of it."""
+    """Replaces an encoder's forward: runs the encoder, or returns the stored outputs that the batch brings along."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.shapes: dict[str, tuple[int, ...]] = {}
-        """What is kept of each text: of which output, in which shape."""
-        self.instead: ModelOutput | None = None
-        """What is said in place of running."""
+        """What is stored of each example: the names of the encoder's outputs and their shapes."""
+        self.override: ModelOutput | None = None
+        """An output to return instead of running the encoder."""
         self._run, model.base_model.forward = model.base_model.forward, self
-        self._hook = model.register_forward_pre_hook(self._take_kept, with_kwargs=True)
-        self._kept: Batch = {}
-        self._heard: ModelOutput | None = None
-        self._kind: type[ModelOutput]
-        self._listening = False
+        self._hook = model.register_forward_pre_hook(self._pop_features, with_kwargs=True)
+        self._features: Batch = {}
+        self._captured: ModelOutput | None = None
+        self._output_type: type[ModelOutput]
+        self._capturing = False
 
     def features(self, batch: Batch) -> tuple[Batch, torch.Tensor]:
-        """What to train on in place of these texts, and the head's answer. The model runs as in an evaluation."""
-        logits, heard = self.run_worker(batch)
-        place = torch.zeros((len(logits), 1), dtype=torch.long, device=logits.device)
-        kept = {}
-        for name, gradient in _gradients(logits, heard).items():
-            states = heard[name].detach()
+        """The batch to train on in place of this one, and the head's logits, computed in evaluation mode."""
+        logits, captured = self.probe(batch)
+        position = torch.zeros((len(logits), 1), dtype=torch.long, device=logits.device)
+        features = {}
+        for name, gradient in _gradients(logits, captured).items():
+            states = captured[name].detach()
             if states.dim() == 3:
-                weights = _weights(gradient)
-                states, place = weights[:, None].to(states.dtype) @ states, weights.argmax(dim=1, keepdim=True)
-            kept[_KEPT + name] = states
-        ids = batch["input_ids"].gather(1, place)
+                weights = _token_weights(gradient)
+                states, position = weights[:, None].to(states.dtype) @ states, weights.argmax(dim=1, keepdim=True)
+            features[FEATURE_PREFIX + name] = states
+        ids = batch["input_ids"].gather(1, position)
         labels = {"labels": batch["labels"]} if "labels" in batch else {}
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **labels, **kept}, logits.detach()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **labels, **features}, logits.detach()
 
-    def blank(self, rows: int) -> Batch:
-        """Features that say nothing."""
+    def dummy_features(self, rows: int) -> Batch:
+        """Features of the right shapes, all ones."""
         ids = torch.ones((rows, 1), dtype=torch.long)
-        kept = {_KEPT + name: torch.ones((rows, *shape)) for name, shape in self.shapes.items()}
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **kept}
+        features = {FEATURE_PREFIX + name: torch.ones((rows, *shape)) for name, shape in self.shapes.items()}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **features}
 
-    def run_worker(self, batch: Batch, head: Batch | None = None) -> tuple[Any, ModelOutput]:
-        """The answer of the head, or of another with its weights, and what the trunk said to it, to be derived by."""
+    def probe(self, batch: Batch, head: Batch | None = None) -> tuple[Any, ModelOutput]:
+        """The logits of the head, or of one with other weights, and the encoder's output as leaves of the graph."""
         self.model.eval()
-        self._listening = True
+        self._capturing = True
         try:
             with torch.enable_grad():
-                answer = functional_call(self.model, head or {}, (), _without_labels(batch))
-            return getattr(answer, "logits", None), self._heard
-        finally:  # nothing of it stays, also when memory ran out
-            self._listening, self._heard = False, None
+                output = functional_call(self.model, head or {}, (), _without_labels(batch))
+            return getattr(output, "logits", None), self._captured
+        finally:  # holds no tensors, also after an out-of-memory error
+            self._capturing, self._captured = False, None
 
     def check_same_logits(self, features: Batch, expected: torch.Tensor) -> None:
-        """The features must make the head say what it says of the texts themselves."""
+        """Raise RecipeError if the head computes other logits from the features than from the examples."""
         with torch.no_grad():
-            answer = self.model.eval()(**_without_labels(features)).logits
-        if not torch.allclose(answer, expected, rtol=_ROUNDING, atol=_ROUNDING * float(expected.abs().max())):
+            logits = self.model.eval()(**_without_labels(features)).logits
+        if not torch.allclose(logits, expected, rtol=_RTOL, atol=_RTOL * float(expected.abs().max())):
             head = type(self.model).__name__
-            raise RecipeError(f"{head} reads more of a text than can be kept of it: use freeze:cache=false.")
+            raise RecipeError(
+                f"The encoder's outputs cannot be cached for {head}, whose head reads more than a weighted sum of "
+                f"them: use freeze:cache=false."
+            )
 
-    def step_aside(self) -> None:
-        """Leave the model as it was."""
+    def remove(self) -> None:
+        """Restore the model's own forward."""
         self.model.base_model.forward = self._run
         self._hook.remove()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._kept:
-            return self._say_again()
-        output = self._run(*args, **kwargs) if self.instead is None else self.instead
-        if self._listening:
-            self._kind = type(output)
-            output = self._heard = self._kind(**{name: _leaf(value) for name, value in output.items()})
+        if self._features:
+            return self._replay()
+        output = self._run(*args, **kwargs) if self.override is None else self.override
+        if self._capturing:
+            self._output_type = type(output)
+            output = self._captured = self._output_type(**{name: _leaf(value) for name, value in output.items()})
         return output
 
-    def _take_kept(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self._kept = {name: kwargs.pop(_KEPT + name) for name in self.shapes if _KEPT + name in kwargs}
+    def _pop_features(self, model: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = {name: FEATURE_PREFIX + name for name in self.shapes}
+        self._features = {name: kwargs.pop(key) for name, key in given.items() if key in kwargs}
         return args, kwargs
 
-    def _say_again(self) -> ModelOutput:
-        """Heads find an output by its name or its place, so the first is there even if it is not read."""
-        kept, self._kept = self._kept, {}
-        some = next(iter(kept.values()))
+    def _replay(self) -> ModelOutput:
+        """The stored outputs. Heads index outputs by name or position, so the first is present even if unread."""
+        features, self._features = self._features, {}
+        some = next(iter(features.values()))
         unread = some.new_zeros(()).expand(len(some), 1, 1)
-        return self._kind(**{"last_hidden_state": unread, **kept})
+        return self._output_type(**{"last_hidden_state": unread, **features})
 
 
 def _without_labels(batch: Batch) -> Batch:
@@ -126,60 +130,60 @@ def _without_labels(batch: Batch) -> Batch:
 
 
 def _leaf(value: Any) -> Any:
-    return value.detach().requires_grad_() if _are_states(value) else value
+    return value.detach().requires_grad_() if _is_hidden_state(value) else value
 
 
-def _are_states(value: Any) -> bool:
+def _is_hidden_state(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _gradients(logits: torch.Tensor, heard: ModelOutput) -> Batch:
-    """How the answer follows from each output of the trunk; only of those that are read."""
-    states = {name: value for name, value in heard.items() if _are_states(value)}
+def _gradients(logits: torch.Tensor, captured: ModelOutput) -> Batch:
+    """The gradient of the logits with respect to each output of the encoder that the head reads."""
+    states = {name: value for name, value in captured.items() if _is_hidden_state(value)}
     mixed = (logits * torch.arange(1, logits.shape[-1] + 1, device=logits.device)).sum()
     found = torch.autograd.grad(mixed, list(states.values()), allow_unused=True)
     return {name: gradient for name, gradient in zip(states, found, strict=True) if gradient is not None}
 
 
-def _weights(gradient: torch.Tensor) -> torch.Tensor:
-    """How much each token weighs in what is read, in all 1; exactly 1 where a single token is read."""
+def _token_weights(gradient: torch.Tensor) -> torch.Tensor:
+    """The weight of each token in what the head reads, with sum 1; exactly 1 where a single token is read."""
     gradient = gradient.float()
-    shares = (gradient * gradient.sum(dim=1, keepdim=True)).sum(dim=2)
-    return shares / shares.sum(dim=1, keepdim=True)
+    weights = (gradient * gradient.sum(dim=1, keepdim=True)).sum(dim=2)
+    return weights / weights.sum(dim=1, keepdim=True)
 
 
-def _is_weighed_sum(gradient: torch.Tensor) -> bool:
-    """Whether all that is read of a text is a sum of its tokens, whatever they say."""
+def _is_weighted_sum(gradient: torch.Tensor) -> bool:
+    """Whether the head reads only a weighted sum of the tokens' hidden states, with weights independent of them."""
     if gradient.dim() != 3:
         return gradient.dim() == 2
-    expected = _weights(gradient)[:, :, None] * gradient.sum(dim=1, keepdim=True)
-    return bool((gradient - expected).abs().max() <= _ROUNDING * gradient.abs().max())
+    expected = _token_weights(gradient)[:, :, None] * gradient.sum(dim=1, keepdim=True)
+    return bool((gradient - expected).abs().max() <= _RTOL * gradient.abs().max())
 
 
 def _gradients_of_a_random_head(feature_cache: FeatureCache) -> Batch:
-    """With numbers drawn by chance for the head and the trunk's outputs, also where the model has only a shape."""
+    """The gradients with random values for head and encoder outputs, so that fake models can be probed too."""
     model = feature_cache.model
-    _, heard = feature_cache.run_worker(_probe_batch(model))
+    _, captured = feature_cache.probe(_probe_batch(model))
     inside = f"{model.base_model_prefix}."
     with real_tensors(), torch.random.fork_rng([]):
         torch.manual_seed(0)
         head = {name: torch.randn(p.shape) for name, p in model.named_parameters() if not name.startswith(inside)}
-        feature_cache.instead = type(heard)(**{name: _drawn(value) for name, value in heard.items()})
-        logits, said = feature_cache.run_worker(_probe_batch(model), head)
-        gradients = _gradients(logits, said) if logits is not None and logits.dim() == 2 else {}
-    feature_cache.instead = None
+        feature_cache.override = type(captured)(**{name: _random_like(value) for name, value in captured.items()})
+        logits, replayed = feature_cache.probe(_probe_batch(model), head)
+        gradients = _gradients(logits, replayed) if logits is not None and logits.dim() == 2 else {}
+    feature_cache.override = None
     return gradients
 
 
-def _drawn(value: Any) -> Any:
-    return torch.randn(value.shape) if _are_states(value) else None
+def _random_like(value: Any) -> Any:
+    return torch.randn(value.shape) if _is_hidden_state(value) else None
 
 
 def _probe_batch(model: PreTrainedModel) -> Batch:
-    """Of four tokens and of two, with an end token where that is another than the padding."""
+    """Two rows, of four tokens and of two, with an end token where it differs from the padding token."""
     config = model.config.get_text_config()
     padding, end = config.pad_token_id or 0, config.eos_token_id
-    words = [number for number in range(8) if number not in (padding, end)]
-    last = end if isinstance(end, int) and end != padding else words[0]
-    ids = torch.tensor([[*words[:3], last], [words[0], last, padding, padding]])
+    tokens = [number for number in range(8) if number not in (padding, end)]
+    last = end if isinstance(end, int) and end != padding else tokens[0]
+    ids = torch.tensor([[*tokens[:3], last], [tokens[0], last, padding, padding]])
     return {"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])}

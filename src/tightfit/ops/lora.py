@@ -1,4 +1,4 @@
-"""Adapter: small matrices that learn beside frozen weights, put into a model in place and taken out again."""
+"""LoRA adapters by peft: added to a model in place, saved, and merged or removed again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_NAME = "default"  # peft's own
+_NAME = "default"  # the adapter name that peft uses
 
 
 class LoraAdapter:
-    """LoRA by peft. The model stays the object it was, so nothing else has to know."""
+    """LoRA by peft, on the model object itself, so that no other code needs to know about it."""
 
     def __init__(self, model: PreTrainedModel, config: LoraConfig, *, merge: bool) -> None:
         from peft import LoraModel
@@ -29,21 +29,21 @@ class LoraAdapter:
             parameter.requires_grad = True
 
     def merge_or_unload(self) -> None:
-        """Leave the plain model, with what was learnt added to its weights if that is wanted."""
+        """Remove the adapter from the model, after adding it to the weights if `merge` is set."""
         if self.merge:
             self._tuner.merge_and_unload()
         else:
             self._tuner.unload()
 
     def save(self, folder: Path) -> None:
-        """Write what was learnt as peft does, with the head in it; transformers and peft find it there."""
+        """Write adapter and head in peft's file format, which transformers and peft load."""
         from safetensors.torch import save_file
 
         head = head_parameters(self.model)
-        learnt = head | {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = head | {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         names = sorted({name.partition(".")[0] for name in head})
         replace(self.config, modules_to_save=names, inference_mode=True).save_pretrained(str(folder))
-        weights = {_peft_name(name): p.detach().contiguous() for name, p in learnt.items()}
+        weights = {_peft_name(name): p.detach().contiguous() for name, p in trained.items()}
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
@@ -52,13 +52,13 @@ def _peft_name(name: str) -> str:
 
 
 def head_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """What lies above the trunk."""
+    """The parameters outside the base model."""
     inside = f"{model.base_model_prefix}."
     return {name: parameter for name, parameter in model.named_parameters() if not name.startswith(inside)}
 
 
 def find_targets(model: PreTrainedModel) -> list[str]:
-    """Which matrices peft's authors adapt in this architecture; where they do not say, all of the layers' own."""
+    """The modules that peft adapts by default in this architecture, else all linear modules of the layers."""
     from torch import nn
 
     from tightfit.compat import LORA_TARGETS
@@ -70,7 +70,7 @@ def find_targets(model: PreTrainedModel) -> list[str]:
 
 
 def uses_conv1d(model: PreTrainedModel, targets: list[str]) -> bool:
-    """GPT-2 keeps its matrices the other way round."""
+    """Whether a target is a Conv1D, as in GPT-2: its weight matrix is transposed."""
     from tightfit.compat import Conv1D
 
     modules = [module for name, module in model.named_modules() if name.rpartition(".")[2] in targets]

@@ -1,1 +1,1 @@
-"""Optimizers: those that torch and transformers have not, or have slower."""
+"""Optimizers that torch and transformers do not have, or have in a slower form."""

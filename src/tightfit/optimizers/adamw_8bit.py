@@ -1,9 +1,9 @@
-"""AdamW whose two moments take a byte each: bitsandbytes' arithmetic, a piece of the parameter at a time.
+"""AdamW with both moments in 8 bits: bitsandbytes' arithmetic, one tile of the parameter at a time.
 
-Every 256 numbers of a moment share one scale, and each is the nearest of 256 values between that scale and zero,
-close together near zero. On a card one kernel does it all. On a CPU bitsandbytes writes both moments out in 32 bits
-first, with three more of their size on the way; in pieces that room is a few megabytes, whatever the parameter.
-Vectors and other small tensors keep 32 bits, as bitsandbytes has it: they weigh nothing.
+Every 256 elements of a moment share one scale, and each element is the nearest of 256 values between that scale and
+zero, spaced closely near zero. On a GPU one kernel does it all. On a CPU bitsandbytes first converts both moments to
+fp32, with three more tensors of their size; in tiles this takes a few megabytes, whatever the parameter's size.
+Vectors and other small tensors stay in fp32, as in bitsandbytes: they take next to no memory.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from tightfit.compat import adam_8bit_update, adam_32bit_update, create_dynamic_map
-from tightfit.ops.fake import each, is_fake, real_tensors
+from tightfit.ops.fake import is_fake, real_tensors, representative
 from tightfit.optimizers.base import PerParameter
 
-_SMALL = 4096  # numbers: tensors below it keep 32 bits
-_BLOCK = 256  # numbers that share a scale
-_PIECE = {"cpu": 1 << 20}  # numbers: for fewer the threads of bitsandbytes start too often
-_WHOLE = 1 << 62  # on cards
+_SMALL = 4096  # elements: smaller tensors stay in fp32
+_BLOCK = 256  # elements that share a scale
+_TILE = {"cpu": 1 << 20}  # elements: with fewer, bitsandbytes starts its threads too often
+_GPU_TILE = 1 << 62  # on GPUs
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
@@ -30,7 +30,7 @@ class AdamW8(PerParameter):
     def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(groups, lr, weight_decay)
         with real_tensors():
-            self._values = [create_dynamic_map(signed=signed) for signed in (True, False)]
+            self._maps = [create_dynamic_map(signed=signed) for signed in (True, False)]
 
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[parameter]
@@ -38,20 +38,20 @@ class AdamW8(PerParameter):
             state.update(_new_state(parameter))
         state["step"] += 1
         settings: Any = {"betas": _BETAS, "eps": _EPS, "step": state["step"], "lr": lr, "weight_decay": weight_decay}
-        # Kernels of other libraries do not count what they change, and a step that failed is judged by that count.
+        # bitsandbytes' kernels do not count in-place changes; recovery tells by that count if a failed step changed it.
         torch.autograd.graph.increment_version(parameter)
         if state["state1"].dtype is torch.float32:
             adam_32bit_update(gradient, parameter, (state["state1"], state["state2"]), **settings)
             return
-        values = self._values_near(parameter)
-        for weights, slopes, first, second, first_scale, second_scale in _pieces(parameter, gradient, state):
-            adam_8bit_update(slopes, weights, (first, second), (first_scale, second_scale), values, **settings)
+        codebooks = self._codebooks(parameter)
+        for weights, grad, first, second, first_scale, second_scale in _tiles(parameter, gradient, state):
+            adam_8bit_update(grad, weights, (first, second), (first_scale, second_scale), codebooks, **settings)
 
-    def _values_near(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a byte can stand for, with a sign and without."""
+    def _codebooks(self, parameter: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values that a byte can represent, signed and unsigned."""
         if is_fake(parameter):
             return torch.empty(256), torch.empty(256)
-        signed, unsigned = self._values = [values.to(parameter.device) for values in self._values]
+        signed, unsigned = self._maps = [values.to(parameter.device) for values in self._maps]
         return signed, unsigned
 
 
@@ -65,11 +65,11 @@ def _new_state(parameter: torch.Tensor) -> dict[str, Any]:
     return {"step": 0, **moments, **scales}
 
 
-def _pieces(
+def _tiles(
     parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    size = min(parameter.numel(), _PIECE.get(parameter.device.type, _WHOLE))
+    size = min(parameter.numel(), _TILE.get(parameter.device.type, _GPU_TILE))
     whole = parameter.view(-1), gradient.reshape(-1), state["state1"].view(-1), state["state2"].view(-1)
     rows = [row.split(size) for row in whole]
     rows += [state[name].split(-(-size // _BLOCK)) for name in ("absmax1", "absmax2")]
-    yield from each(zip(*rows, strict=True), parameter.numel() / size, like=parameter)
+    yield from representative(zip(*rows, strict=True), parameter.numel() / size, like=parameter)

@@ -1,4 +1,10 @@
-"""One by one: an optimizer that updates each parameter by itself, which is all that ours have in common."""
+"""Base classes: optimizers that update one parameter at a time, and optimizers that step shadow copies.
+
+A shadow optimizer runs any other optimizer on copies of the parameters. The inner optimizer holds one shadow per
+parameter, empty except while that parameter is stepped: then it holds the weight and its gradient, on whatever device
+and in whatever format is needed. So no copy can become stale, and only the optimizer state stays allocated, which is
+saved in the inner optimizer's own format.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ import torch
 
 
 class PerParameter(torch.optim.Optimizer):
-    """Parameter groups with a learning rate and a weight decay."""
+    """An optimizer that updates each parameter on its own, with a learning rate and weight decay per group."""
 
     def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
@@ -26,17 +32,17 @@ class PerParameter(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As it was saved: torch would give every tensor the type of its parameter, and take the room for that."""
+        """Load tensors in the dtype they were saved in; torch would convert each to the dtype of its parameter."""
         super().load_state_dict({**state_dict, "state": {}})
-        numbers, parameters = (_members(groups) for groups in (state_dict["param_groups"], self.param_groups))
-        for number, parameter in zip(numbers, parameters, strict=True):
-            if number in state_dict["state"]:
-                values = state_dict["state"][number]
+        indices, parameters = (_members(groups) for groups in (state_dict["param_groups"], self.param_groups))
+        for index, parameter in zip(indices, parameters, strict=True):
+            if index in state_dict["state"]:
+                values = state_dict["state"][index]
                 self.state[parameter] = {name: _on(parameter.device, value) for name, value in values.items()}
 
     @abstractmethod
     def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
-        """Move one parameter."""
+        """Update one parameter in place."""
 
 
 def _members(groups: list[dict[str, Any]]) -> list[Any]:
@@ -47,76 +53,69 @@ def _on(device: torch.device, value: Any) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
-# Twins: any optimizer, stepping copies of the parameters in their place, one parameter at a time.
-#
-# Each parameter has a twin, which the optimizer knows in its stead. A twin is empty but while it is stepped: then it
-# holds the weight and its gradient, wherever and in whatever format it suits. So nothing can grow stale, and only what
-# the optimizer remembers stays. It is saved as the optimizer itself would save it.
-
-
 Build = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 
 
 class ShadowOptimizer(torch.optim.Optimizer):
-    """Its groups and learning rates are the trainer's to see, its state is the inner optimizer's."""
+    """Steps shadow copies; parameter groups and learning rates are its own, the state is the inner optimizer's."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, build: Build) -> None:
         super().__init__(groups, {"lr": lr})
-        twins = [{**group, "params": [self.twin_of(p) for p in group["params"]]} for group in self.param_groups]
-        self.inner = build(twins, lr)
+        shadows = [{**group, "params": [self.make_shadow(p) for p in group["params"]]} for group in self.param_groups]
+        self.inner = build(shadows, lr)
         self.state = self.inner.state
 
     @abstractmethod
-    def twin_of(self, parameter: torch.Tensor) -> torch.nn.Parameter:
-        """An empty one, of the format that it will have."""
+    def make_shadow(self, parameter: torch.Tensor) -> torch.nn.Parameter:
+        """An empty shadow in the format it will have."""
 
     @abstractmethod
-    def lend(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A weight or a gradient as the inner optimizer shall see it."""
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A weight or a gradient in the shadow's format, on its device."""
 
     @abstractmethod
-    def take_back(self, twin: torch.Tensor, parameter: torch.Tensor) -> None:
-        """Write a stepped weight to its parameter."""
+    def copy_out(self, shadow: torch.Tensor, parameter: torch.Tensor) -> None:
+        """Write an updated weight back to its parameter."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient."""
         loss = closure() if closure is not None else None
-        _tell_settings(self.param_groups, self.inner.param_groups)
+        _sync_groups(self.param_groups, self.inner.param_groups)
         with torch.no_grad():
             for group, inner in zip(self.param_groups, self.inner.param_groups, strict=True):
-                for parameter, twin in zip(group["params"], inner["params"], strict=True):
+                for parameter, shadow in zip(group["params"], inner["params"], strict=True):
                     if parameter.grad is not None:
-                        self._step_one(parameter, twin)
+                        self._step_one(parameter, shadow)
         return loss
 
-    def _step_one(self, parameter: torch.Tensor, twin: torch.Tensor) -> None:
-        """The inner optimizer steps what has a gradient: this twin alone."""
+    def _step_one(self, parameter: torch.Tensor, shadow: torch.Tensor) -> None:
+        """Step one shadow: it is the only one with a gradient, so the inner optimizer skips the others."""
         assert parameter.grad is not None
-        empty = twin.data
-        twin.data, twin.grad = self.lend(parameter.data), self.lend(parameter.grad)
+        empty = shadow.data
+        shadow.data, shadow.grad = self.copy_in(parameter.data), self.copy_in(parameter.grad)
         try:
-            self.step_inner()
-            self.take_back(twin.data, parameter)
+            self.step_shadow()
+            self.copy_out(shadow.data, parameter)
         finally:
-            twin.grad, twin.data = None, empty
+            shadow.grad, shadow.data = None, empty
 
-    def step_inner(self) -> None:
-        """One twin is there."""
+    def step_shadow(self) -> None:
+        """Run the inner optimizer on the shadow that has a gradient."""
         self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """As the inner optimizer writes it."""
-        _tell_settings(self.param_groups, self.inner.param_groups)
+        """The inner optimizer's state."""
+        _sync_groups(self.param_groups, self.inner.param_groups)
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the inner optimizer reads it."""
+        """Load the inner optimizer's state."""
         self.inner.load_state_dict(state_dict)
         self.state = self.inner.state
-        _tell_settings(self.inner.param_groups, self.param_groups)
+        _sync_groups(self.inner.param_groups, self.param_groups)
 
 
-def _tell_settings(groups: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
-    """Learning rates are set on one of the two and used by the other."""
+def _sync_groups(groups: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """Copy learning rates and other settings: a scheduler sets them on one optimizer, the other uses them."""
     for group, other in zip(groups, others, strict=True):
         other.update({name: value for name, value in group.items() if name != "params"})

@@ -1,7 +1,6 @@
-"""On host: the twins that an optimizer steps are in host memory, while the parameters are on a card.
+"""CPU offload: the optimizer's state and step are in host memory, the parameters on a GPU.
 
-The machine's processor takes the step, and what the optimizer remembers stays with it. A run may go on without this,
-or begin without it: what is saved is the same.
+The saved state is the inner optimizer's, so a run can be resumed with or without the offload.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from tightfit.optimizers.base import ShadowOptimizer
 
 
 class CPUOffload(ShadowOptimizer):
-    """Any optimizer, beside the card."""
+    """Any optimizer, stepping on the CPU for parameters on a GPU."""
 
-    def twin_of(self, parameter: torch.Tensor) -> torch.nn.Parameter:
+    def make_shadow(self, parameter: torch.Tensor) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"))
 
-    def lend(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_in(self, tensor: torch.Tensor) -> torch.Tensor:
         return to_host(tensor, wait=True)
 
-    def step_inner(self) -> None:
-        with on_host(), counts_as(sort=HOST_WORK):
+    def step_shadow(self) -> None:
+        with on_host(), counts_as(kind=HOST_WORK):
             self.inner.step()
 
-    def take_back(self, twin: torch.Tensor, parameter: torch.Tensor) -> None:
-        with counts_as(sort=TRANSFER):
-            parameter.copy_(twin, non_blocking=True)
+    def copy_out(self, shadow: torch.Tensor, parameter: torch.Tensor) -> None:
+        with counts_as(kind=TRANSFER):
+            parameter.copy_(shadow, non_blocking=True)

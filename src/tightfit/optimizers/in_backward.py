@@ -1,4 +1,4 @@
-"""Stepping each parameter inside the backward pass, with gradient clipping by the norm as far as it is known."""
+"""Optimizer in backward: each parameter is stepped when its gradient is complete, clipped by a running norm."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from functools import partial
 
 import torch
 
-_SQUARES = "grad_norms_sq"
+_GRAD_NORMS_SQ = "grad_norms_sq"
 
 
-def step_in_backward(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
-    """From now on every gradient is used up when it arrives, as long as the optimizer is there."""
-    limit, known = max_grad_norm, weakref.ref(optimizer)  # what a hook holds would live as long as the parameter
+def optimizer_in_backward(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+    """Step and free each gradient in the backward pass, from now on, as long as the optimizer exists."""
+    limit, reference = max_grad_norm, weakref.ref(optimizer)  # a hook lives as long as its parameter
 
-    def step(number: int, parameter: torch.Tensor) -> None:
-        optimizer = known()
+    def step(index: int, parameter: torch.Tensor) -> None:
+        optimizer = reference()
         if optimizer is None:
             return
-        assert parameter.grad is not None  # it has just arrived
+        assert parameter.grad is not None  # the hook runs when it is complete
         if limit:
-            _clip(parameter.grad, number, _squares(optimizer, parameter.grad.device), limit)
+            _clip(parameter.grad, index, _grad_norms_sq(optimizer, parameter.grad.device), limit)
         optimizer.step()
         parameter.grad = None
 
     parameters = _parameters(optimizer)
     if limit:
-        _squares(optimizer, parameters[0].device)  # now, so that the first step is like all others
-    for number, parameter in enumerate(parameters):
-        parameter.register_post_accumulate_grad_hook(partial(step, number))
+        _grad_norms_sq(optimizer, parameters[0].device)  # allocated now, so that all steps allocate the same
+    for index, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(partial(step, index))
 
 
-def forget_norms(optimizer: torch.optim.Optimizer) -> None:
-    """Those of steps that are taken back."""
+def reset_grad_norms(optimizer: torch.optim.Optimizer) -> None:
+    """Discard the recorded norms, for a training that restarts from an earlier step."""
     for group in optimizer.param_groups:
-        if _SQUARES in group:
-            group[_SQUARES].zero_()
+        if _GRAD_NORMS_SQ in group:
+            group[_GRAD_NORMS_SQ].zero_()
 
 
-def _clip(gradient: torch.Tensor, number: int, squares: torch.Tensor, limit: float) -> None:
-    """By the norm of all, as torch does it; without asking for numbers, for which a card would have to wait."""
-    squares[number] = gradient.norm().float().square()
-    gradient.mul_((limit / (squares.sum().sqrt() + 1e-6)).clamp(max=1.0))
+def _clip(gradient: torch.Tensor, index: int, norms_sq: torch.Tensor, limit: float) -> None:
+    """Clip by the norm of all gradients as torch does, without reading a value, which would synchronize the GPU."""
+    norms_sq[index] = gradient.norm().float().square()
+    gradient.mul_((limit / (norms_sq.sum().sqrt() + 1e-6)).clamp(max=1.0))
 
 
-def _squares(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.Tensor:
-    """Of every gradient's norm, as last seen. Kept among the settings of a group they are saved and loaded with it."""
+def _grad_norms_sq(optimizer: torch.optim.Optimizer, device: torch.device) -> torch.Tensor:
+    """The last squared norm of every gradient, in a parameter group, so that checkpoints save and load it."""
     group = optimizer.param_groups[0]
-    if _SQUARES not in group:
-        group[_SQUARES] = torch.zeros(len(_parameters(optimizer)), device=device)
-    group[_SQUARES] = group[_SQUARES].to(device)  # where it was loaded it may be elsewhere
-    return group[_SQUARES]
+    if _GRAD_NORMS_SQ not in group:
+        group[_GRAD_NORMS_SQ] = torch.zeros(len(_parameters(optimizer)), device=device)
+    group[_GRAD_NORMS_SQ] = group[_GRAD_NORMS_SQ].to(device)  # a checkpoint may have loaded it on another device
+    return group[_GRAD_NORMS_SQ]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

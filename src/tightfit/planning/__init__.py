@@ -1,1 +1,1 @@
-"""Planning: a budget in, the fastest recipe that fits out, with reasons."""
+"""Planning: choose the fastest recipe that fits a memory budget, with reasons."""

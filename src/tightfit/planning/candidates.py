@@ -1,7 +1,7 @@
-"""Candidates: the recipes worth looking at, on a device, for batches of so many texts.
+"""Candidate recipes: the combinations of strategies worth estimating for a device and a batch size.
 
-One choice is made for each purpose: how gradients are computed, in slices of how many rows, by which optimizer,
-whether it steps in the backward pass, in how many bits. What clashes is left out here or by the recipe itself.
+A candidate makes one choice per purpose: micro-batch size, gradient checkpointing, optimizer, optimizer in backward,
+precision. Combinations that clash are dropped here or rejected by `Recipe` itself.
 """
 
 from __future__ import annotations
@@ -15,117 +15,124 @@ from tightfit.planning.constraints import Constraints
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe, parse_strategy
 
-_LEANEST, _IN_BACKWARD, _ORDER = "adafactor", "optimizer-in-backward", "length-bucketing"
-# An optimizer and an order of texts, the leaner and faster the later. Batches of like texts hurt an optimizer with a
-# long memory (docs/log.md, F1 of it), so AdamW's never meet them, unless somebody asks for it.
-_LEAN = (("adamw-16bit", ""), ("adamw-8bit", ""), (_LEANEST, ""), (_LEANEST, _ORDER))
-_SHARE_OF_A_LAYER, _SMALLEST_SHARE = 4, 16  # chunked-layers: a quarter of the batch, or as little as helps
+_SMALLEST_OPTIMIZER, _IN_BACKWARD, _BUCKETING = "adafactor", "optimizer-in-backward", "length-bucketing"
+# Pairs of optimizer and row order; later pairs need less memory and time. Length bucketing lowers the F1 of optimizers
+# with a long moving average (docs/log.md), so it is combined with an AdamW variant only if the user pins both.
+_LEAN_OPTIMIZERS = (
+    ("adamw-16bit", ""),
+    ("adamw-8bit", ""),
+    (_SMALLEST_OPTIMIZER, ""),
+    (_SMALLEST_OPTIMIZER, _BUCKETING),
+)
+_CHUNKS, _MOST_CHUNKS = 4, 16  # chunked-layers: a quarter of the batch, or the smallest chunk that still saves memory
 
 
 def candidates(
     device: Device, batch: int, constraints: Constraints, *, attention: bool, longest: int
 ) -> Iterator[Recipe]:
-    """Recipes that leave the result equal or close to what it would be; no text has more tokens than the longest."""
+    """Recipes that leave the result the same or close; `longest` is the length of the longest text in tokens."""
     kernels = "tiled-attention" if attention else ""
-    lean = _lean(constraints)
-    for bits, pair in product(_bits(device), (*_exact(device), *lean)):
+    lean = _lean_optimizers(constraints)
+    for precision, pair in product(_precisions(device), (*_exact_optimizers(device), *lean)):
         in_backward = _in_backward(device, batch) if pair in lean[-1:] else ()
-        for specs in (*_after_backward(_slices(batch, longest, constraints)), *in_backward):
-            recipe = _recipe((kernels, bits, *pair, *specs), constraints)
+        for specs in (*_after_backward(_micro_batches(batch, longest, constraints)), *in_backward):
+            recipe = _recipe((kernels, precision, *pair, *specs), constraints)
             if recipe is not None:
                 yield recipe
 
 
 def last_resorts(device: Device, batch: int, constraints: Constraints, *, attention: bool) -> Iterator[list[Recipe]]:
-    """Still smaller, and slower; the later, the more so, and the longer it takes to look at them."""
+    """Groups of recipes that need less memory and more time; each group is smaller, slower and slower to simulate."""
     kernels = "tiled-attention" if attention else ""
-    bits = (*_bits(device), "bf16-weights") if device.kind == "cuda" and device.bf16 else _bits(device)
-    leanest = [("", ""), *_lean(constraints)][-1]
-    for resort in _layer_by_layer(device, batch):
+    bf16_weights = ("bf16-weights",) if device.kind == "cuda" and device.bf16 else ()
+    optimizer = [("", ""), *_lean_optimizers(constraints)][-1]
+    for group in _chunked(device, batch):
         recipes = [
-            _recipe((kernels, form, *leanest, *specs, _IN_BACKWARD), constraints)
-            for form, specs in product(bits, resort)
+            _recipe((kernels, precision, *optimizer, *specs, _IN_BACKWARD), constraints)
+            for precision, specs in product((*_precisions(device), *bf16_weights), group)
         ]
         yield [recipe for recipe in recipes if recipe is not None]
 
 
-def _layer_by_layer(device: Device, batch: int) -> Iterator[list[tuple[str, ...]]]:
-    """Pieces of some rows, or few; two layers at once, which halves the states between them; all of it elsewhere."""
-    share, least = (f"chunked-layers:size={max(1, batch // part)}" for part in (_SHARE_OF_A_LAYER, _SMALLEST_SHARE))
+def _chunked(device: Device, batch: int) -> Iterator[list[tuple[str, ...]]]:
+    """Layers run in large or small chunks, two layers per group (halves the saved hidden states), or offloaded."""
+    large, small = (f"chunked-layers:size={max(1, batch // chunks)}" for chunks in (_CHUNKS, _MOST_CHUNKS))
     if device.kind == "cpu":
-        yield [(share,), (f"{share},layers=2",)]
-    yield [(least,), (f"{least},layers=2",)]
+        yield [(large,), (f"{large},layers=2",)]
+    yield [(small,), (f"{small},layers=2",)]
     if device.kind == "cuda":
-        yield [(least, "offload-activations", "offload-optimizer")]
+        yield [(small, "offload-activations", "offload-optimizer")]
 
 
-def different(layers: int | None, batch: int, constraints: Constraints, *, attention: bool) -> Iterator[Recipe]:
-    """Recipes that train less: small matrices beside the weights, the upper layers, or the new head alone."""
+def result_changing(layers: int | None, batch: int, constraints: Constraints, *, attention: bool) -> Iterator[Recipe]:
+    """Recipes that train fewer parameters: LoRA, the upper layers, or the new head alone."""
     kernels = "tiled-attention" if attention else ""
     freezing = [f"freeze:layers={layers * share // 4}" for share in (2, 3)] if layers and layers >= 4 else []
     helpers = [
         spec
         for spec in (f"micro-batch:size={-(-batch // 8)}", "gradient-checkpointing")
-        if _can_be_had([_name(spec)], constraints)
+        if _available([_name(spec)], constraints)
     ]
     for spec in ("lora", *freezing, "freeze"):
-        for optimizer in ("", _LEANEST):
+        for optimizer in ("", _SMALLEST_OPTIMIZER):
             recipe = _recipe((kernels, *helpers, optimizer, spec), constraints)
             if recipe is not None:
                 yield recipe
 
 
-def _after_backward(slices: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Any number of slices, with or without a second run of the layers."""
-    for again in ("", "gradient-checkpointing:every=2", "gradient-checkpointing"):
-        yield (again,)
-        yield from ((again, spec) for spec in slices)
+def _after_backward(micro_batches: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Every micro-batch size, with and without gradient checkpointing."""
+    for checkpointing in ("", "gradient-checkpointing:every=2", "gradient-checkpointing"):
+        yield (checkpointing,)
+        yield from ((checkpointing, spec) for spec in micro_batches)
 
 
-def _slices(batch: int, longest: int, constraints: Constraints) -> list[str]:
-    """By tokens, which takes the same memory as by rows and less time; by rows where that is not wanted."""
+def _micro_batches(batch: int, longest: int, constraints: Constraints) -> list[str]:
+    """Micro-batches by tokens, as small as by rows and faster; by rows if the user avoids `micro-batch:tokens`."""
     if "micro-batch:tokens" in constraints.avoided:
-        return [f"micro-batch:size={size}" for size in _halves(batch)]
-    return [f"micro-batch:tokens={size * longest}" for size in _halves(batch)]
+        return [f"micro-batch:size={size}" for size in _halving(batch)]
+    return [f"micro-batch:tokens={size * longest}" for size in _halving(batch)]
 
 
 def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
-    """One pass over the whole batch: as it is on a card, with a second run of the layers, or layer by layer.
+    """One backward pass over the full batch: as it is (GPU only), with checkpointing, or with chunked layers.
 
-    Only with what is leanest and fastest: a whole batch has no slices that would leave its padding out.
+    Offered only with the last lean optimizer: without micro-batches, padding is trimmed only by length bucketing.
     """
     if device.kind != "cpu":
         yield (_IN_BACKWARD,)
     yield "gradient-checkpointing", _IN_BACKWARD
-    yield f"chunked-layers:size={max(1, batch // _SHARE_OF_A_LAYER)}", _IN_BACKWARD
+    yield f"chunked-layers:size={max(1, batch // _CHUNKS)}", _IN_BACKWARD
 
 
-def _exact(device: Device) -> tuple[tuple[str, str], ...]:
-    """AdamW itself. Beside a card there is a second memory for it to remember in."""
+def _exact_optimizers(device: Device) -> tuple[tuple[str, str], ...]:
+    """AdamW, and next to a GPU also AdamW with its state in host memory."""
     return (("", ""), ("offload-optimizer", "")) if device.kind == "cuda" else (("", ""),)
 
 
-def _lean(constraints: Constraints) -> list[tuple[str, str]]:
-    """What can be had of it; beside an optimizer that somebody pinned, only the order of texts that suits it."""
-    pinned = next((strategy.name for strategy in constraints.pinned if strategy.exclusive == "optimizer"), _LEANEST)
-    return [pair for pair in _LEAN if _can_be_had(pair, constraints) and (pinned == _LEANEST or _ORDER not in pair)]
+def _lean_optimizers(constraints: Constraints) -> list[tuple[str, str]]:
+    """The available pairs; without length bucketing if another optimizer than Adafactor is pinned."""
+    names = (strategy.name for strategy in constraints.pinned if strategy.exclusive == "optimizer")
+    may_bucket = next(names, _SMALLEST_OPTIMIZER) == _SMALLEST_OPTIMIZER
+    pairs = [pair for pair in _LEAN_OPTIMIZERS if _available(pair, constraints)]
+    return [pair for pair in pairs if may_bucket or _BUCKETING not in pair]
 
 
 def _name(spec: str) -> str:
     return spec.partition(":")[0]
 
 
-def _can_be_had(names: Iterable[str], constraints: Constraints) -> bool:
+def _available(names: Iterable[str], constraints: Constraints) -> bool:
     return all(name not in constraints.avoided and STRATEGIES[name].is_available() for name in names if name)
 
 
-def _bits(device: Device) -> tuple[str, ...]:
-    """Sixteen only on cards: a processor without instructions for it takes longer."""
+def _precisions(device: Device) -> tuple[str, ...]:
+    """Mixed precision only on GPUs: a CPU without 16-bit instructions is slower with it."""
     return ("",) if device.kind == "cpu" else ("", "mixed-precision")
 
 
-def _halves(batch: int) -> list[int]:
-    """Half the batch, a quarter, and so on down to one row."""
+def _halving(batch: int) -> list[int]:
+    """Half the batch, a quarter of it, and so on down to one row."""
     sizes = []
     while batch > 1:
         batch = -(-batch // 2)
@@ -134,12 +141,12 @@ def _halves(batch: int) -> list[int]:
 
 
 def _recipe(specs: tuple[str, ...], constraints: Constraints) -> Recipe | None:
-    """With the pinned strategies in it; None where it clashes with them or is not wanted."""
+    """The specs and the pinned strategies as a recipe; None if they clash or one is avoided or not available."""
     chosen = [parse_strategy(spec) for spec in specs if spec]
-    if not _can_be_had([strategy.name for strategy in chosen], constraints):
+    if not _available([strategy.name for strategy in chosen], constraints):
         return None
-    kept = [strategy.spec for strategy in chosen if constraints.allows(strategy)]
+    allowed = [strategy.spec for strategy in chosen if constraints.allows(strategy)]
     try:
-        return Recipe.parse([*kept, *(strategy.spec for strategy in constraints.pinned)])
+        return Recipe.parse([*allowed, *(strategy.spec for strategy in constraints.pinned)])
     except RecipeError:
         return None

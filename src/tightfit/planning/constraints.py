@@ -1,4 +1,4 @@
-"""Wishes: what the user wants in a recipe, does not want in it, and allows it to do to the result."""
+"""Constraints on a plan: strategies to use, strategies to avoid, and the allowed effect on the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = [result.value for result in Result]
 
 @dataclass(frozen=True)
 class Constraints:
-    """Pinned strategies, unwanted ones, and the strongest effect on the result that may be taken."""
+    """Pinned strategies, avoided strategies, and the strongest effect on the result that is allowed."""
 
     pinned: tuple[Strategy, ...] = ()
     avoided: frozenset[str] = frozenset()
@@ -24,7 +24,7 @@ class Constraints:
 
     @classmethod
     def of(cls, use: Sequence[str] = (), avoid: Sequence[str] = (), allow: str = "close") -> Constraints:
-        """Read the words of the command line."""
+        """Parse the values of --use, --avoid and --allow."""
         known = {*STRATEGIES, *(variant for strategy in STRATEGIES.values() for variant in strategy.variants())}
         for name in avoid:
             if name not in known:
@@ -34,16 +34,16 @@ class Constraints:
         pinned = tuple(parse_strategy(spec) for spec in use)
         for strategy in pinned:
             if strategy.name in avoid or strategy.variant in avoid:
-                raise RecipeError(f"'{strategy.name}' is both to be used and to be avoided: drop one.")
+                raise RecipeError(f"'{strategy.name}' is given to both --use and --avoid: drop one.")
         return cls(pinned, frozenset(avoid), Result(allow))
 
     @property
     def specs(self) -> dict[str, Any]:
-        """As they are written in a file."""
+        """The constraints as a plan file stores them."""
         return {"use": [one.spec for one in self.pinned], "avoid": sorted(self.avoided), "allow": self.allow.value}
 
     def allows(self, strategy: Strategy) -> bool:
-        """Whether a strategy may be taken beside the pinned ones."""
+        """Whether a strategy can be added to the pinned ones."""
         taken = any(
             strategy.name == pinned.name or (strategy.exclusive and strategy.exclusive == pinned.exclusive)
             for pinned in self.pinned
@@ -51,5 +51,5 @@ class Constraints:
         return not self.avoids(strategy) and not taken
 
     def avoids(self, strategy: Strategy) -> bool:
-        """Whether a strategy, or the variant of it, is to be left out."""
+        """Whether a strategy or its variant is to be avoided."""
         return strategy.name in self.avoided or strategy.variant in self.avoided

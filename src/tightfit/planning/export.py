@@ -1,4 +1,8 @@
-"""Plainly: whether a plan can be written as a script without tightfit, and if not, why."""
+"""Export: a plan as a transformers script, for people who want to see or keep their own training loop.
+
+A recipe of strategies that transformers has itself becomes a script without tightfit. If only tightfit's own strategies
+fit the budget, or only tightfit reads the data, the script calls tightfit and its docstring says why.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from tightfit.planning.plan import Plan
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Strategy
 from tightfit.strategies.freeze import Freeze
-from tightfit.strategies.gradient_checkpointing import Checkpoint
+from tightfit.strategies.gradient_checkpointing import GradientCheckpointing
 from tightfit.strategies.max_length import MaxLength
 from tightfit.strategies.micro_batch import MicroBatch
 from tightfit.strategies.mixed_precision import MixedPrecision
@@ -38,54 +42,48 @@ _UTF8 = ("utf-8", "utf-8-sig")
 
 
 def unexportable_reason(made: Plan) -> str | None:
-    """In a sentence; None where transformers and datasets do all of it themselves."""
+    """Why the script has to call tightfit; None if transformers and datasets can run the whole plan."""
     own = [strategy.spec for strategy in made.recipe.strategies if strategy.variant not in EXPORTABLE]
     if own:
-        are = "are" if len(own) > 1 else "is"
-        return f"No recipe of transformers' own options keeps to that budget: {', '.join(own)} {are} tightfit's."
-    if odd := _odd_freezing(made.recipe) or _odd_data(made.job):
-        return f"{odd} tightfit's to do."
-    return None
+        verb = "need" if len(own) > 1 else "needs"
+        return f"No recipe of transformers' own options fits the budget: {', '.join(own)} {verb} tightfit."
+    unusual = _unusual_freezing(made.recipe) or _unusual_data(made.job)
+    return f"{unusual} needs tightfit." if unusual else None
 
 
 def reader_of(job: Job) -> str:
-    """What the datasets library calls a file of this kind."""
+    """The name of the datasets library's loader for the job's data file."""
     return _READERS[Path(job.data).suffix.lower()]
 
 
 def columns_of(job: Job) -> Columns:
-    """The columns that a training of ours would read."""
+    """The columns that `tightfit train` would read."""
     source, _ = find_sources(job.data)
     return find_columns(source.name, source.columns(), job.text_columns, job.label)
 
 
-def _odd_freezing(recipe: Recipe) -> str | None:
-    odd = [s.spec for s in recipe.strategies if isinstance(s, Freeze) and (s.pattern or s.embeddings is not None)]
-    return f"{odd[0]} is" if odd else None
+def _unusual_freezing(recipe: Recipe) -> str | None:
+    """A `freeze` with settings that the exported script does not implement."""
+    specs = [s.spec for s in recipe.strategies if isinstance(s, Freeze) and (s.pattern or s.embeddings is not None)]
+    return specs[0] if specs else None
 
 
-def _odd_data(job: Job) -> str | None:
-    """What is more than rows with a text and a label, in a file that the datasets library reads."""
+def _unusual_data(job: Job) -> str | None:
+    """What the exported script cannot do: it reads one text and one label column of a file that datasets loads."""
     file = Path(job.data)
-    if not file.is_file() or file.suffix.lower() not in _READERS or _numbered(job):
-        return f"Reading {file.name} is"
+    if not file.is_file() or file.suffix.lower() not in _READERS or _has_numbered_columns(job):
+        return f"Reading {file.name}"
     if file.suffix.lower() != ".parquet" and (encoding := detect_encoding(file)) not in _UTF8:
-        return f"Reading {encoding} is"
+        return f"Reading {encoding}"
     if job.validation is not None:
-        return "Validating on another file is"
-    return "Training on pairs is" if len(columns_of(job).text) > 1 else None
+        return "Validating on a separate file"
+    return "Training on text pairs" if len(columns_of(job).text) > 1 else None
 
 
-def _numbered(job: Job) -> bool:
-    """Columns by number, of a file without names."""
+def _has_numbered_columns(job: Job) -> bool:
+    """Whether columns are given by number, as for a file without a header."""
     given = [*(job.text_columns or ()), *([job.label] if job.label else [])]
-    return any(spec.isdigit() for spec in given)
-
-
-# Export: the plan as a plain transformers script, for people who want to see or keep their own loop.
-#
-# Recipes of strategies that transformers has itself become a script without tightfit in it. Where only tightfit's own
-# strategies keep to the budget, or only it reads the data, the script calls tightfit and says why.
+    return any(column.isdigit() for column in given)
 
 
 def plan_for_export(
@@ -97,7 +95,7 @@ def plan_for_export(
     avoid: Sequence[str] = (),
     allow: str = "close",
 ) -> Plan:
-    """The best plan that a plain script can carry out; the best there is where none of those fits."""
+    """The best plan that needs no tightfit at run time; the best plan of all if none of those fits."""
     pinned = {spec.partition(":")[0] for spec in use}
     variants = [variant for strategy in STRATEGIES.values() for variant in strategy.variants()]
     own = [variant for variant in variants if variant not in EXPORTABLE and variant.partition(":")[0] not in pinned]
@@ -108,40 +106,42 @@ def plan_for_export(
 
 
 def write_script(path: Path, made: Plan) -> None:
-    """Write the script."""
+    """Write the plan as a Python script."""
     why = unexportable_reason(made)
-    pages = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
-    page = pages.get_template("tightfit_script.py.jinja" if why else "plain_script.py.jinja")
-    read = {} if why else {"reader": reader_of(made.job), "columns": columns_of(made.job)}
+    templates = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
+    template = templates.get_template("tightfit_script.py.jinja" if why else "transformers_script.py.jinja")
+    data = {} if why else {"reader": reader_of(made.job), "columns": columns_of(made.job)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.render(why=why, **read, **_values(made)) + "\n", "utf-8")
+    path.write_text(template.render(why=why, **data, **_values(made)) + "\n", "utf-8")
 
 
 def _values(made: Plan) -> dict[str, object]:
+    """The variables of both templates."""
     job, chosen = made.job.resolve_paths(), made.chosen
     found: dict[type[Strategy], Strategy] = {type(s): s for s in made.recipe.strategies}
-    micro_batch, cut = found.get(MicroBatch), found.get(MaxLength)
+    micro_batch, max_length = found.get(MicroBatch), found.get(MaxLength)
     size = micro_batch.size if isinstance(micro_batch, MicroBatch) else None
     rows = min(size or job.batch_size, job.batch_size)
-    rows = next(size for size in range(rows, 0, -1) if job.batch_size % size == 0)  # accumulation needs equal slices
-    checkpoint, freeze = found.get(Checkpoint), found.get(Freeze)
+    rows = next(size for size in range(rows, 0, -1) if job.batch_size % size == 0)  # equal micro-batches
+    checkpoint, freeze = found.get(GradientCheckpointing), found.get(Freeze)
     return {
         "job": job,
         "recipe": made.recipe.specs,
         "optimizer": made.recipe.optimizer,
         "rows": rows,
         "accumulated": job.batch_size // rows,
-        "max_length": cut.tokens if isinstance(cut, MaxLength) else job.max_length,
-        "every": checkpoint.every if isinstance(checkpoint, Checkpoint) else 0,
+        "max_length": max_length.tokens if isinstance(max_length, MaxLength) else job.max_length,
+        "every": checkpoint.every if isinstance(checkpoint, GradientCheckpointing) else 0,
         "freeze": freeze,
-        "bits": _bits(made),
+        "precision": _precision(made),
         "cpu": made.budget.device.kind == "cpu",
-        "promise": f"a peak of {format_bytes(chosen.peak)}, about {format_seconds(chosen.seconds_per_epoch)} an epoch",
+        "predicted": f"peak {format_bytes(chosen.peak)}, about {format_seconds(chosen.seconds_per_epoch)} per epoch",
         "budget": str(made.budget),
         "size": f"{made.budget.size >> 20}MB",
     }
 
 
-def _bits(made: Plan) -> str:
+def _precision(made: Plan) -> str:
+    """The TrainingArguments flag, `fp16` or `bf16`; empty in full precision."""
     found = next((strategy for strategy in made.recipe.strategies if isinstance(strategy, MixedPrecision)), None)
     return found.choose(made.budget.device).value if found else ""

@@ -1,4 +1,4 @@
-"""The plan as a file: the job, the recipe, and under `plan` what it was made for, so that it can be checked again."""
+"""Plan files: the job, the recipe and, under `plan`, what the plan was made for, so that it can be checked again."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tightfit.errors import BadInput, shown, suggest
-from tightfit.files import digest_of, write_whole
+from tightfit.errors import BadInput, short_repr, suggest
+from tightfit.files import atomic_write, digest_of
 from tightfit.job import Job, job_values, locate_key
 from tightfit.planning.plan import Plan
 from tightfit.units import format_bytes
 
 VERSION = 2
-_HEAD = "# Made by `tightfit plan`. `tightfit train {name}` runs it, after checking that it still fits.\n"
+_COMMENT = "# Made by `tightfit plan`. `tightfit train {name}` checks that it still fits and runs it.\n"
 
 
 class PlanHeader(BaseModel):
-    """What a plan was made for and what it promised."""
+    """What a plan was made for and what it predicted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     version: int
     budget: str
-    """As "4096MB"."""
+    """In MiB, such as "4096MB"."""
     device: str
     use: list[str] = []
-    """What was pinned, avoided and allowed, should it have to be planned again."""
+    """With `avoid` and `allow`, the constraints to plan again with if the plan no longer fits."""
     avoid: list[str] = []
     allow: str = "close"
     peak_bytes: int = Field(ge=0)
     seconds_per_epoch: float = Field(ge=0)
     result: str
     data: dict[str, str] = {}
-    """Fingerprints of what is here of the data and the rows to validate on."""
+    """Fingerprints of the local training and validation data."""
 
 
 def write_plan(path: Path, plan: Plan) -> None:
     """Write the YAML file that `tightfit train FILE` runs."""
     job = plan.job.resolve_paths()
-    note = PlanHeader(
+    header = PlanHeader(
         version=VERSION,
         budget=f"{plan.budget.size >> 20}MB",
-        device=plan.budget.device.title if plan.budget.device.kind != "cpu" else "cpu",
+        device=plan.budget.device.label if plan.budget.device.kind != "cpu" else "cpu",
         **plan.constraints.specs,
         peak_bytes=plan.chosen.peak,
         seconds_per_epoch=round(plan.chosen.seconds_per_epoch, 1),
         result=plan.chosen.result.value,
         data=fingerprints(job),
     )
-    content = {**job_values(job), "use": plan.recipe.specs, "plan": note.model_dump()}
-    text = _HEAD.format(name=path.name) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    content = {**job_values(job), "use": plan.recipe.specs, "plan": header.model_dump()}
+    text = _COMMENT.format(name=path.name) + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    atomic_write(path, text)
 
 
-def read_note(path: Path, content: Any) -> PlanHeader:
-    """Check what a file says under `plan`."""
+def parse_header(path: Path, content: Any) -> PlanHeader:
+    """Validate the value of `plan` in a plan file."""
     if isinstance(content, dict) and content.get("version") != VERSION:
         raise BadInput(
-            f"{path}, {locate_key(path, 'version', 'plan')}: the plan is of version {shown(content.get('version'))} "
+            f"{path}, {locate_key(path, 'version', 'plan')}: the plan has version {short_repr(content.get('version'))} "
             f"and this tightfit reads {VERSION}: make it again with tightfit plan."
         )
     try:
@@ -69,33 +69,35 @@ def read_note(path: Path, content: Any) -> PlanHeader:
     except TypeError:
         raise BadInput(f"{path}, {locate_key(path, 'plan')}: 'plan' must hold 'name: value' lines.") from None
     except ValidationError as error:
-        raise BadInput(_sentence(path, error)) from None
+        raise BadInput(_validation_message(path, error)) from None
 
 
 def fingerprints(job: Job) -> dict[str, str]:
-    """Of the files and folders that are on this machine; a hub data set has none."""
+    """Fingerprints of data files and folders on this machine; a hub dataset has none."""
     named = {"data": job.data, "validation": job.validation}
-    return {use: _fingerprint(Path(name)) for use, name in named.items() if name is not None and Path(name).exists()}
+    return {role: _fingerprint(Path(name)) for role, name in named.items() if name is not None and Path(name).exists()}
 
 
-def changes(note: PlanHeader, job: Job) -> list[str]:
-    """What is not as it was when the plan was made; nothing where it saw no data."""
-    now = fingerprints(job) if note.data else {}
+def changes(header: PlanHeader, job: Job) -> list[str]:
+    """Data files that changed since the plan was made; empty if the plan has no fingerprints."""
+    now = fingerprints(job) if header.data else {}
+    compared = ((role, header.data.get(role, "none"), now.get(role, "none")) for role in ("data", "validation"))
     return [
-        f"{Path(getattr(job, use) or use).name} changed from {note.data.get(use, 'none')} to {now.get(use, 'none')}"
-        for use in ("data", "validation")
-        if note.data.get(use) != now.get(use)
+        f"{Path(getattr(job, role) or role).name} changed from {before} to {after}"
+        for role, before, after in compared
+        if before != after
     ]
 
 
 def _fingerprint(path: Path) -> str:
-    """Of a file's bytes, or of all files' in a folder."""
+    """Digest and size of a file, or of all files in a folder."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return f"{digest_of(files)[:16]} ({format_bytes(sum(file.stat().st_size for file in files))})"
 
 
-def _sentence(path: Path, error: ValidationError) -> str:
-    item = min(error.errors(), key=lambda item: item["type"] == "missing")  # a wrong name first: it explains the other
+def _validation_message(path: Path, error: ValidationError) -> str:
+    # A misspelt key comes first: it explains the missing one.
+    item = min(error.errors(), key=lambda item: item["type"] == "missing")
     key = str(item["loc"][0])
     where = f"{path}, {locate_key(path, key, 'plan')}"
     if item["type"] == "extra_forbidden":
@@ -103,4 +105,4 @@ def _sentence(path: Path, error: ValidationError) -> str:
         return f"{where}: there is no '{key}' in a plan: {known}"
     if item["type"] == "missing":
         return f"{path}, {locate_key(path, 'plan')}: the plan lacks '{key}': make it again with tightfit plan."
-    return f"{where}: {key} is {shown(item['input'])}: {item['msg'].lower()}."
+    return f"{where}: {key} is {short_repr(item['input'])}: {item['msg'].lower()}."

@@ -1,4 +1,8 @@
-"""Drafts: what is known of every recipe that was looked at, each worked out once."""
+"""The planner: estimates the candidate recipes once and then plans for any budget.
+
+A recipe that leaves the result the same is preferred to one that leaves it close; among those that fit the budget the
+fastest is chosen.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from functools import cached_property, lru_cache, partial
 from tightfit.device import Budget, Device
 from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
-from tightfit.planning.candidates import candidates, different, last_resorts
+from tightfit.planning.candidates import candidates, last_resorts, result_changing
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import CandidateEstimate, Option, Plan, length_advice, reasons_for, rejections, suggestions
 from tightfit.simulation.process_size import process_size_note
-from tightfit.simulation.simulation import Simulation, stamp_of, trace_in_parallel
+from tightfit.simulation.simulation import Simulation, modified_times, trace_in_parallel
 from tightfit.strategies.base import Result, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, step_time_on
@@ -21,62 +25,62 @@ from tightfit.timing import StepTime, step_time_on
 
 @dataclass
 class CandidateEstimates:
-    """Recipes of one job on one device."""
+    """Memory and time of the recipes of one job on one device, each computed once."""
 
     simulation: Simulation
-    clock: StepTime
-    looked_at: dict[Recipe, str | None] = field(default_factory=dict)
-    """What was asked for, in this order: why it cannot be used with this model, on this device; None if it can."""
+    step_time: StepTime
+    evaluated: dict[Recipe, str | None] = field(default_factory=dict)
+    """Evaluated recipes in order, each with the reason why this model or device rules it out, or None."""
     _candidates: dict[Recipe, CandidateEstimate | None] = field(default_factory=dict)
-    _refusals: dict[Recipe, str] = field(default_factory=dict)
+    _rejections: dict[Recipe, str] = field(default_factory=dict)
     _options: dict[Recipe, Option] = field(default_factory=dict)
-    _passes: dict[Recipe, float] = field(default_factory=dict)
+    _pass_seconds: dict[Recipe, float] = field(default_factory=dict)
 
     def __contains__(self, recipe: Recipe) -> bool:
         return recipe in self._candidates
 
     def for_one_call(self) -> CandidateEstimates:
-        """The same results, shared, but nothing asked for yet: what earlier calls asked for is not this call's."""
-        return replace(self, looked_at={})
+        """A copy that shares all results but lists none as evaluated, so that earlier calls do not affect this one."""
+        return replace(self, evaluated={})
 
     @property
     def rejected(self) -> list[str]:
-        """Why recipes that were asked for cannot be used."""
-        return [reason for reason in self.looked_at.values() if reason is not None]
+        """Why evaluated recipes cannot be used."""
+        return [reason for reason in self.evaluated.values() if reason is not None]
 
-    def refused_with(self, pinned: Iterable[Strategy]) -> list[str]:
-        """The same for recipes that have these strategies: others are tried too, to see what the model can do."""
+    def rejected_with(self, pinned: Iterable[Strategy]) -> list[str]:
+        """Why recipes with all of these strategies cannot be used; others are evaluated only to probe the model."""
         wanted = set(pinned)
         return [
-            reason_details
-            for recipe, reason_details in self.looked_at.items()
-            if reason_details is not None and wanted <= set(recipe.strategies)
+            reason
+            for recipe, reason in self.evaluated.items()
+            if reason is not None and wanted <= set(recipe.strategies)
         ]
 
     def rejection(self, recipe: Recipe) -> str | None:
-        """Why a recipe cannot be used, whoever asked for it."""
-        return self._refusals.get(recipe)
+        """Why a recipe cannot be used, in this call or an earlier one."""
+        return self._rejections.get(recipe)
 
     def evaluate(self, recipes: Iterable[Recipe]) -> list[CandidateEstimate]:
-        """Those of them that can be used."""
+        """Estimates of the recipes that can be used."""
         recipes = list(dict.fromkeys(recipes))
-        self.trace_training(recipes)
+        self.trace(recipes)
         found = [self.candidate(recipe) for recipe in recipes]
         return [candidate for candidate in found if candidate is not None]
 
-    def trace_training(self, recipes: Iterable[Recipe]) -> None:
-        """Side by side what will be looked at."""
+    def trace(self, recipes: Iterable[Recipe]) -> None:
+        """Trace in parallel the recipes that are about to be evaluated."""
         trace_in_parallel(self.simulation, [recipe for recipe in (Recipe(), *recipes) if recipe not in self])
 
     def candidate(self, recipe: Recipe) -> CandidateEstimate | None:
-        """None if it cannot be used."""
+        """The estimate of one recipe; None if it cannot be used."""
         if recipe not in self._candidates:
-            self._candidates[recipe] = self._rehearse(recipe)
-        self.looked_at.setdefault(recipe, self.rejection(recipe))
+            self._candidates[recipe] = self._estimate(recipe)
+        self.evaluated.setdefault(recipe, self.rejection(recipe))
         return self._candidates[recipe]
 
     def option(self, candidate: CandidateEstimate) -> Option:
-        """With its whole bill."""
+        """The candidate with its complete memory estimate."""
         if candidate.recipe not in self._options:
             self._options[candidate.recipe] = Option(
                 recipe=candidate.recipe,
@@ -86,33 +90,27 @@ class CandidateEstimates:
             )
         return self._options[candidate.recipe]
 
-    def _rehearse(self, recipe: Recipe) -> CandidateEstimate | None:
+    def _estimate(self, recipe: Recipe) -> CandidateEstimate | None:
         try:
-            at_least = self.simulation.at_least(recipe)
+            lower_bound = self.simulation.lower_bound(recipe)
         except RecipeError as error:
-            self._refusals[recipe] = str(error)
+            self._rejections[recipe] = str(error)
             return None
-        seconds = self._pass_seconds(recipe) + self._update_seconds(recipe)
-        return CandidateEstimate(recipe=recipe, seconds_per_step=seconds, at_least=at_least)
+        seconds = self._forward_backward_seconds(recipe) + self._optimizer_seconds(recipe)
+        return CandidateEstimate(recipe=recipe, seconds_per_step=seconds, lower_bound=lower_bound)
 
-    def _pass_seconds(self, recipe: Recipe) -> float:
-        """Whatever the optimizer, the pass is the same, unless it steps inside: then its own trace tells."""
+    def _forward_backward_seconds(self, recipe: Recipe) -> float:
+        """The same for every optimizer, unless it steps during backward: then the recipe is traced as a whole."""
         in_backward = any(strategy.steps_in_backward for strategy in recipe.strategies)
-        passing = recipe if in_backward else recipe.gradient_part()
-        if passing not in self._passes:
-            traced, parts = self.simulation.traced(passing)
-            self._passes[passing] = self.clock.forward_backward_seconds(traced, parts, self.simulation.lengths)
-        return self._passes[passing]
+        part = recipe if in_backward else recipe.gradient_part()
+        if part not in self._pass_seconds:
+            traced, parts = self.simulation.traced(part)
+            self._pass_seconds[part] = self.step_time.forward_backward_seconds(traced, parts, self.simulation.lengths)
+        return self._pass_seconds[part]
 
-    def _update_seconds(self, recipe: Recipe) -> float:
+    def _optimizer_seconds(self, recipe: Recipe) -> float:
         traced, _ = self.simulation.traced(recipe)
-        return self.clock.optimizer_seconds(traced, recipe.optimizer)
-
-
-# The planner: looks at the candidates once and then answers for any budget.
-#
-# A recipe that leaves the result equal is preferred to one that leaves it close, and among those that keep to the
-# budget the fastest is taken.
+        return self.step_time.optimizer_seconds(traced, recipe.optimizer)
 
 
 _ORDER = list(Result)
@@ -122,31 +120,31 @@ _ATTENTION = Recipe.parse(["tiled-attention"])
 
 @dataclass
 class Planner:
-    """A job on a device, with all that is known of its recipes."""
+    """Plans for one job on one device."""
 
     simulation: Simulation
-    clock: StepTime
+    step_time: StepTime
 
     @cached_property
     def candidates(self) -> CandidateEstimates:
-        """All that was looked at so far."""
-        return CandidateEstimates(self.simulation, self.clock)
+        """The estimates computed so far."""
+        return CandidateEstimates(self.simulation, self.step_time)
 
     @classmethod
     def of(cls, job: Job, device: Device) -> Planner:
-        """For the same job and file only once."""
-        return _planner(job, device, stamp_of(job))
+        """The planner for a job, cached while the data file is unchanged."""
+        return _planner(job, device, modified_times(job))
 
     def plan(self, budget: Budget, constraints: Constraints) -> Plan:
-        """The fastest of the gentlest recipes that fit; DoesNotFit, with the closest plan, where none does.
+        """The fastest recipe that fits with the least effect on the result; raises DoesNotFit with the closest plan.
 
-        The same for the same budget and wishes, whatever was planned before.
+        The plan depends only on the budget and the constraints, not on earlier calls.
         """
         return self._for_one_call()._plan_within(budget, constraints)
 
     def _for_one_call(self) -> Planner:
-        """What it worked out before is shared, so that nothing is played twice."""
-        call = Planner(self.simulation, self.clock)
+        """A planner that shares all estimates, so that nothing is traced twice."""
+        call = Planner(self.simulation, self.step_time)
         call.candidates = self.candidates.for_one_call()
         return call
 
@@ -162,132 +160,134 @@ class Planner:
         raise DoesNotFit(plan.shortfall, plan)
 
     def if_allowed(self, result: Result, budget: Budget, constraints: Constraints) -> Option | None:
-        """What would fit, and does so to the result, where that is more than the wishes allow."""
+        """The option that would fit if this stronger effect on the result were allowed."""
         if _ORDER.index(result) <= _ORDER.index(constraints.allow):
             return None
         fitting = self._fitting(self._allowed(budget, replace(constraints, allow=result)), budget)
         return fitting[0] if fitting and fitting[0].result is result else None
 
     def option(self, recipe: Recipe) -> Option | None:
-        """What a recipe takes; None if it cannot be used with this model, on this device."""
+        """The memory and time of a recipe; None if it cannot be used with this model on this device."""
         candidate = self.candidates.candidate(recipe)
         return self.candidates.option(candidate) if candidate is not None else None
 
     def notes(self, budget: Budget) -> tuple[str, ...]:
-        """What is odd about the budget, and about the machine's rates; why the process is as large as it is."""
-        odd = tuple(note for note in (budget.note, self.clock.rates.note) if note)
-        return (*odd, *process_size_note(self.simulation.setup.device, self.simulation.weigh()))
+        """Warnings about the budget, the measured rates of the machine and the size of the process."""
+        warnings = tuple(note for note in (budget.warning, self.step_time.rates.warning) if note)
+        return (*warnings, *process_size_note(self.simulation.setup.device, self.simulation.process_bytes()))
 
     def rejection(self, recipe: Recipe) -> str | None:
-        """Why a recipe that was asked for cannot be used."""
+        """Why a recipe cannot be used; None if it can."""
         return self.candidates.rejection(recipe)
 
     def _allowed(self, budget: Budget, constraints: Constraints) -> list[CandidateEstimate]:
-        """All that may be taken; the slowest ways only where nothing else keeps to the budget."""
+        """Candidates that the constraints allow; the slowest ones only if nothing else fits the budget."""
         device, batch = self.simulation.setup.device, self.simulation.setup.job.batch_size
-        offered = partial(candidates, device, batch, constraints, longest=self.simulation.lengths.longest)
-        if (
-            self._may_take_attention(constraints) and _ATTENTION not in self.candidates
-        ):  # if it works, all of these are wanted
-            self.candidates.trace_training(offered(attention=True))
+        recipes = partial(candidates, device, batch, constraints, longest=self.simulation.lengths.longest)
+        # Trace all of them together with the recipe that tests tiled attention: if it works, all are needed.
+        if self._may_tile_attention(constraints) and _ATTENTION not in self.candidates:
+            self.candidates.trace(recipes(attention=True))
         attention = self._attention_works(constraints)
-        looked = self.candidates.evaluate(offered(attention=attention))
-        harshest = max(
-            _ORDER.index(constraints.allow), min(map(_rank, looked), default=0)
-        )  # what is pinned may be harsher
-        allowed = [candidate for candidate in looked if _rank(candidate) <= harshest]
-        for resort in last_resorts(device, batch, constraints, attention=attention):
+        evaluated = self.candidates.evaluate(recipes(attention=attention))
+        # A pinned strategy may have a stronger effect on the result than the constraints allow.
+        limit = max(_ORDER.index(constraints.allow), min(map(_severity, evaluated), default=0))
+        allowed = [candidate for candidate in evaluated if _severity(candidate) <= limit]
+        for group in last_resorts(device, batch, constraints, attention=attention):
             if self._any_fits(allowed, budget):
                 break
-            allowed += [candidate for candidate in self.candidates.evaluate(resort) if _rank(candidate) <= harshest]
+            allowed += [candidate for candidate in self.candidates.evaluate(group) if _severity(candidate) <= limit]
         if constraints.allow is Result.DIFFERENT and not self._any_fits(allowed, budget):
-            allowed += self.candidates.evaluate(self._different(constraints))
+            allowed += self.candidates.evaluate(self._result_changing(constraints))
         return self._checked(allowed, constraints)
 
     def _checked(self, candidates: list[CandidateEstimate], constraints: Constraints) -> list[CandidateEstimate]:
         if not candidates:
-            reasons = self.candidates.refused_with(constraints.pinned)
-            reason = next(iter(reasons), "what is pinned and what is avoided leave no recipe")
-            raise RecipeError(f"No recipe can be made: {reason}")
+            reasons = self.candidates.rejected_with(constraints.pinned)
+            reason = next(iter(reasons), "--use and --avoid rule out every recipe; drop one of them.")
+            raise RecipeError(f"No recipe is possible: {reason}")
         return candidates
 
     def _fitting(self, candidates: Iterable[CandidateEstimate], budget: Budget) -> list[Option]:
-        """The best few. Neither other sizes of the same strategies nor what takes as long are alternatives."""
+        """The best few options; skips other settings of the same strategies and recipes that take about as long."""
         best: list[CandidateEstimate] = []
-        for candidate in sorted(candidates, key=lambda candidate: (_rank(candidate), candidate.seconds_per_step)):
-            if not any(candidate.is_like(other) for other in best) and self._fits(candidate, budget):
+        for candidate in sorted(candidates, key=lambda candidate: (_severity(candidate), candidate.seconds_per_step)):
+            if not any(candidate.is_similar(other) for other in best) and self._fits(candidate, budget):
                 best.append(candidate)
             if len(best) > _ALTERNATIVES:
                 break
         return [self.candidates.option(candidate) for candidate in best]
 
     def _smaller(self, candidates: Iterable[CandidateEstimate], shown: list[Option], budget: Budget) -> list[Option]:
-        """The smallest of all, where that is none of those that are shown."""
-        smallest = self.candidates.option(min(candidates, key=lambda candidate: candidate.at_least))
-        return [smallest] if smallest.peak < min(o.peak for o in shown) and smallest.keeps_to(budget) else []
+        """The smallest option, if it fits and is not among the shown ones."""
+        smallest = self.candidates.option(min(candidates, key=lambda candidate: candidate.lower_bound))
+        return [smallest] if smallest.peak < min(o.peak for o in shown) and smallest.fits(budget) else []
 
     def _closest(self, candidates: Iterable[CandidateEstimate]) -> Option:
-        """The smallest, its margin included; of most drafts the least they take tells that they are not it."""
+        """The option with the smallest upper bound; lower bounds rule out most candidates without a full estimate."""
         closest: Option | None = None
-        for candidate in sorted(candidates, key=lambda candidate: candidate.at_least):
-            if closest is not None and candidate.at_least >= closest.at_most:
+        for candidate in sorted(candidates, key=lambda candidate: candidate.lower_bound):
+            if closest is not None and candidate.lower_bound >= closest.upper_bound:
                 break
             option = self.candidates.option(candidate)
-            closest = option if closest is None or option.at_most < closest.at_most else closest
-        assert closest is not None  # there is always a draft
+            closest = option if closest is None or option.upper_bound < closest.upper_bound else closest
+        assert closest is not None  # there is at least one candidate
         return closest
 
     def _any_fits(self, candidates: Iterable[CandidateEstimate], budget: Budget) -> bool:
-        return any(
-            self._fits(candidate, budget) for candidate in sorted(candidates, key=lambda candidate: candidate.at_least)
-        )
+        smallest_first = sorted(candidates, key=lambda candidate: candidate.lower_bound)
+        return any(self._fits(candidate, budget) for candidate in smallest_first)
 
     def _fits(self, candidate: CandidateEstimate, budget: Budget) -> bool:
-        return candidate.at_least <= budget.size and self.candidates.option(candidate).keeps_to(budget)
+        return candidate.lower_bound <= budget.size and self.candidates.option(candidate).fits(budget)
 
-    def _different(self, constraints: Constraints) -> Iterable[Recipe]:
-        setup = self.simulation.setup
-        return different(setup.depth, setup.job.batch_size, constraints, attention=self._attention_works(constraints))
+    def _result_changing(self, constraints: Constraints) -> Iterable[Recipe]:
+        setup, attention = self.simulation.setup, self._attention_works(constraints)
+        return result_changing(setup.depth, setup.job.batch_size, constraints, attention=attention)
 
     def _attention_works(self, constraints: Constraints) -> bool:
-        """Wherever the model lets itself be changed."""
-        return self._may_take_attention(constraints) and self.candidates.candidate(_ATTENTION) is not None
+        """Whether this model supports tiled attention."""
+        return self._may_tile_attention(constraints) and self.candidates.candidate(_ATTENTION) is not None
 
-    def _may_take_attention(self, constraints: Constraints) -> bool:
-        """It is worth taking on a processor; cards do it by themselves."""
+    def _may_tile_attention(self, constraints: Constraints) -> bool:
+        """Tiled attention is for CPUs; GPUs have their own memory-efficient kernels."""
         return self.simulation.setup.device.kind == "cpu" and "tiled-attention" not in constraints.avoided
 
     def _plan(
-        self, budget: Budget, chosen: Option, others: list[Option], constraints: Constraints, ways: tuple[str, ...] = ()
+        self,
+        budget: Budget,
+        chosen: Option,
+        others: list[Option],
+        constraints: Constraints,
+        suggestions: tuple[str, ...] = (),
     ) -> Plan:
         baseline = self.option(Recipe())
-        assert baseline is not None  # no strategy, so nothing that could be refused
+        assert baseline is not None  # a recipe without strategies cannot be rejected
         return Plan(
             job=self.simulation.setup.job,
             budget=budget,
             constraints=constraints,
             baseline=baseline,
             chosen=chosen,
-            reason_details=tuple(reasons_for(chosen, baseline, self._looked_at)),
+            reason_details=tuple(reasons_for(chosen, baseline, self._evaluated)),
             alternatives=tuple(others),
             rejected=tuple(rejections(self.candidates.rejected, chosen.recipe, budget.device, constraints)),
-            advice=tuple(length_advice(self, chosen)),
-            suggestions=ways,
+            length_advice=tuple(length_advice(self, chosen)),
+            suggestions=suggestions,
             notes=self.notes(budget),
         )
 
-    def _looked_at(self, recipe: Recipe) -> Option | None:
-        """What is known of a recipe, if it was among the candidates."""
-        return self.option(recipe) if recipe in self.candidates.looked_at else None
+    def _evaluated(self, recipe: Recipe) -> Option | None:
+        """The option of a recipe that was among the candidates, else None."""
+        return self.option(recipe) if recipe in self.candidates.evaluated else None
 
 
-def _rank(candidate: CandidateEstimate) -> int:
+def _severity(candidate: CandidateEstimate) -> int:
     return _ORDER.index(candidate.recipe.result)
 
 
 @lru_cache(maxsize=4)
 def _planner(job: Job, device: Device, stamp: tuple[int, ...]) -> Planner:
     known = Simulation.of(job, device)
-    simulation = Simulation(known.setup, known.lengths, always_padded=True)
-    simulation.weigh()  # before the clock is made: what measuring imports is in no training
+    simulation = Simulation(known.setup, known.lengths, assume_padding=True)
+    simulation.process_bytes()  # before calibration, which imports packages that no training needs
     return Planner(simulation, step_time_on(device))

@@ -1,4 +1,4 @@
-"""Keeping to a budget: the recipe that a training under one takes."""
+"""Recipe selection for training: the planned recipe if it still fits the budget, else a new plan."""
 
 from __future__ import annotations
 
@@ -18,57 +18,58 @@ from tightfit.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class Selection:
-    """A recipe that keeps to the budget, and the time and memory it was said to take."""
+    """A recipe that fits the budget, with its predicted time and memory."""
 
     recipe: Recipe
     seconds_per_step: float
-    at_most: int
-    """Bytes, with the margin."""
+    upper_bound: int
+    """Predicted peak in bytes, margin included."""
     notes: tuple[str, ...]
     plan: dict[str, Any] | None = None
-    """The plan it is of, for scripts; None where a recipe was planned before."""
+    """The new plan as JSON values; None if an earlier plan was used."""
 
 
 @dataclass(frozen=True)
 class Selector:
-    """What a training has to keep to."""
+    """Selects the recipe of a training within a budget and constraints."""
 
     budget: Budget
     constraints: Constraints
     planned: Recipe | None = None
-    """What was planned before, to be taken as it is where it still fits."""
+    """The recipe of an earlier plan, used unchanged if it still fits."""
     failed: int | None = None
-    """What a recipe was said to take that then did not pass its pre-flight."""
+    """Predicted bytes of a recipe that failed its pre-flight."""
 
-    def below(self, selection: Selection) -> Selector:
-        """The same, after a recipe has failed."""
-        return replace(self, planned=None, failed=selection.at_most)
+    def excluding(self, selection: Selection) -> Selector:
+        """A selector for a smaller recipe, after this selection failed its pre-flight."""
+        return replace(self, planned=None, failed=selection.upper_bound)
 
-    def choose(self, setup: SimulationSetup, lengths: Lengths) -> Selection:
-        """The recipe; raises DoesNotFit. What it leaves in memory would count against the budget, so it leaves none."""
-        clock, overhead = step_time_on(self.budget.device), setup.overhead()
-        planner = Planner(Simulation(setup, lengths, always_padded=True, overhead=overhead), clock)
-        return run_in_fork(self._choose, planner)
+    def select(self, setup: SimulationSetup, lengths: Lengths) -> Selection:
+        """Select in a forked process, so that planning leaves nothing in memory; raises DoesNotFit."""
+        step_time, overhead = step_time_on(self.budget.device), setup.process_bytes()
+        planner = Planner(Simulation(setup, lengths, assume_padding=True, overhead=overhead), step_time)
+        return run_in_fork(self._select, planner)
 
-    def _choose(self, planner: Planner) -> Selection:
+    def _select(self, planner: Planner) -> Selection:
         notes = list(planner.notes(self.budget))
         option = planner.option(self.planned) if self.planned is not None else None
         if self.planned is not None and option is None:
-            notes.append(f"the plan cannot be carried out here ({planner.rejection(self.planned)}): planned again")
-        if option is not None and not option.keeps_to(self.budget):
-            notes.append(f"the plan takes {format_bytes(option.at_most)} here, more than {self.budget}: planned again")
+            notes.append(f"the plan cannot run here ({planner.rejection(self.planned)}): planned again")
+        if option is not None and not option.fits(self.budget):
+            needed = format_bytes(option.upper_bound)
+            notes.append(f"the plan needs {needed} here, more than {self.budget}: planned again")
             option = None
         plan = planner.plan(self._limit, self.constraints) if option is None else None
         option = plan.chosen if plan is not None else option
         assert option is not None
-        time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
-        about = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
-        notes.append(f"{self.budget}: {option.title}, {about}")
+        time = f"about {format_seconds(option.seconds_per_epoch)} per epoch"
+        predicted = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
+        notes.append(f"{self.budget}: {option.title}, {predicted}")
         return Selection(
-            option.recipe, option.seconds_per_step, option.at_most, tuple(notes), plan.to_json() if plan else None
+            option.recipe, option.seconds_per_step, option.upper_bound, tuple(notes), plan.to_json() if plan else None
         )
 
     @property
     def _limit(self) -> Budget:
-        """The budget, or a tenth less than what failed: a little less would fail as well."""
+        """The budget, or 10 % less than what failed: a slightly smaller recipe would fail too."""
         return self.budget if self.failed is None else replace(self.budget, size=self.failed * 9 // 10)

@@ -1,7 +1,7 @@
-"""Drawing: figures without a screen, as SVG inside a page, as a file of its own, or as PNG.
+"""Charts of the report, drawn with matplotlib: as inline SVG for a page, as an SVG file, or as PNG.
 
-Black stands for the page's own text colour: inside a page it becomes `currentColor`, so a picture reads on light
-and dark alike. The other colours are those of Paul Tol's "bright" scheme, which colour-blind people tell apart.
+Black stands for the page's text colour: in a page it becomes `currentColor`, so that a chart is readable on light and
+dark backgrounds. The other colours are those of Paul Tol's "bright" scheme, which is safe for colour-blind readers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from xml.etree import ElementTree
 from tightfit.comparison.comparison import Comparison, ComparisonRow, kinds_of
 from tightfit.report.i18n import Strings
 from tightfit.strategies.base import MemoryKind
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from tightfit.runs.header import Segment, Texts
+    from tightfit.runs.header import LengthStats, Segment
+
+
+# Colours.
 
 
 KIND_COLOURS: dict[MemoryKind, str] = {
@@ -38,175 +41,16 @@ KIND_COLOURS: dict[MemoryKind, str] = {
     MemoryKind.HOST: "#ee8866",
 }
 OVERHEAD = "#888888"
-"""The process itself, or what a card keeps for itself: there without any tensor."""
+"""Memory that is used without any tensor: the process, or the CUDA context."""
 COLOURS = {"process": OVERHEAD, **{kind.value: colour for kind, colour in KIND_COLOURS.items()}}
 """The same by name."""
 MEASURED = "#000000"
-PREDICTED = "#4477aa"
 BUDGET = "#ee6677"
-CURVES = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
-"""For lines that are told apart by their colour alone."""
-
-_INK = "#000000"
-_SVG = "{http://www.w3.org/2000/svg}"
-_LINK = "{http://www.w3.org/1999/xlink}href"
-_WIDEST = 1.6  # times the size it was drawn at: larger letters than a page's own look clumsy
-_DECIMALS = re.compile(r"(\.\d\d)\d+")
-_FAMILY = re.compile(r"font-family: [^;]+")
+LINE_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+"""For the lines of one chart, in order."""
 
 
-def new_figure(width: float = 5.0, height: float = 3.0) -> tuple[Figure, Axes]:
-    """An empty picture of so many inches, with only the axes that are needed."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def as_svg(figure: Figure, label: str = "") -> str:
-    """The <svg> element for a page: as wide as there is room, in the page's letters and text colour.
-
-    `label` is what it is called for those who cannot see it.
-    """
-    root = _drawn(figure, transparent=True)
-    about = {"role": "img", "aria-label": label} if label else {}
-    width = float(root.get("viewBox", "").split()[2])
-    inside = ElementTree.Element("svg", {"viewBox": root.get("viewBox", ""), "width": "100%", **about})
-    inside.set("style", f"max-width: {width * _WIDEST:.0f}px; fill: currentColor; stroke-linejoin: round")
-    inside.extend(list(root))
-    for element in inside.iter():
-        _at_home_in_a_page(element)
-    return _with_own_ids(ElementTree.tostring(inside, encoding="unicode"))
-
-
-def as_file_svg(figure: Figure) -> str:
-    """A file of its own, on white."""
-    ElementTree.register_namespace("", _SVG[1:-1])
-    ElementTree.register_namespace("xlink", _LINK[1:].partition("}")[0])
-    root = _drawn(figure)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def as_png(figure: Figure) -> bytes:
-    """Pixels, on white, sharp enough for a slide."""
-    return _saved(figure, format="png", dpi=160, facecolor="white", metadata={"Software": None})
-
-
-def _drawn(figure: Figure, **how: Any) -> ElementTree.Element:
-    """The picture as a tree, without what differs from day to day and what nobody refers to."""
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    root = ElementTree.fromstring(_saved(figure, format="svg", metadata=nothing, **how))
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag == f"{_SVG}metadata" or child.find(f"{_SVG}style") is not None:
-                parent.remove(child)
-    text = ElementTree.tostring(root, encoding="unicode")
-    named = set(re.findall(r"[\"(]#([\w-]+)", text))
-    for element in root.iter():
-        if element.get("id") not in named:
-            element.attrib.pop("id", None)
-        if "d" in element.attrib:
-            element.set("d", _DECIMALS.sub(r"\1", element.get("d", "")))
-        element.text, element.tail = ((strings or "").strip() or None for strings in (element.text, element.tail))
-    root.set("stroke-linejoin", "round")
-    return root
-
-
-def _saved(figure: Figure, **how: Any) -> bytes:
-    import matplotlib
-
-    out = io.BytesIO()
-    letters = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tightfit"})
-    with letters, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's own fonts have it
-        figure.savefig(out, **how)
-    return out.getvalue()
-
-
-def _at_home_in_a_page(element: ElementTree.Element) -> None:
-    """No namespaces, the page's letters, the page's ink."""
-    element.tag = element.tag.removeprefix(_SVG)
-    if _LINK in element.attrib:
-        element.set("href", element.attrib.pop(_LINK))
-    for name, value in element.items():
-        value = _FAMILY.sub("font-family: var(--font, sans-serif)", value)
-        element.set(name, " ".join(value.replace(_INK, "currentColor").split()))
-
-
-def _with_own_ids(svg: str) -> str:
-    """Names that no other picture of the page has."""
-    own = hashlib.sha256(svg.encode()).hexdigest()[:8]
-    return re.sub(r"(id=\"|[\"(]#)([\w-]+)", rf"\g<1>{own}-\2", svg)
-
-
-# Scale: the unit that a picture's bytes are best read in, and room for letters that matplotlib has not.
-
-
-def unit_for(most: float) -> tuple[int, str]:
-    """Bytes in a unit, and its name."""
-    return (1 << 30, "GiB") if most >= 1 << 30 else (1 << 20, "MiB")
-
-
-def roomy(text: str) -> str:
-    """The text with spaces before it that only matplotlib sees.
-
-    Its font has no Chinese letters and takes each for narrower than it is; in a page leading spaces are not shown.
-    """
-    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
-    return " " * round(1.4 * wide) + text
-
-
-# Curves: numbers over the steps of a training, such as loss and F1; a single one is a dot.
-
-
-Points = Sequence[tuple[float, float]]
-
-
-def curves(lines: Mapping[str, Points], across: str, resumed: Sequence[float] = ()) -> Figure:
-    """Lines in the order of the colours; `resumed` are the steps from which a run was gone on with."""
-    figure, axes = new_figure(4.6, 2.4)
-    for (name, points), colour in zip(lines.items(), CURVES * len(lines), strict=False):
-        few = len(points) <= 12
-        axes.plot(*zip(*points, strict=True), color=colour, label=name, marker="o" if few else "", markersize=4)
-    for step in resumed:
-        axes.axvline(step, color="black", alpha=0.4, linestyle=":", linewidth=1)
-    axes.set(xlabel=across)
-    axes.set_xlim(left=0)
-    axes.grid(axis="y", alpha=0.25, color="black", linewidth=0.5)
-    return figure
-
-
-def series(history: Sequence[Mapping[str, float | None]], key: str) -> list[tuple[float, float]]:
-    """A log's entries of one name, by step; what is no number is left out."""
-    found = []
-    for entry in history:
-        step, value = entry.get("step"), entry.get(key)
-        if step is not None and value is not None:
-            found.append((float(step), float(value)))
-    return found
-
-
-# Lengths: how many texts are how long; the last bar holds those that were cut.
-
-
-def lengths(texts: Texts, strings: tuple[str, str] = ("tokens", "texts")) -> Figure:
-    """One bar for so many tokens; of the last one the part that was cut has a colour of its own."""
-    from matplotlib.ticker import MaxNLocator
-
-    figure, axes = new_figure(4.6, 2.2)
-    starts = [1 + number * texts.width for number in range(len(texts.rows))]
-    axes.bar(starts, texts.rows, texts.width * 0.9, align="edge", color=CURVES[0])
-    if texts.truncated_rows:
-        axes.bar(starts[-1:], [texts.truncated_rows], texts.width * 0.9, align="edge", color=BUDGET)
-    axes.set(xlabel=strings[0], ylabel=strings[1], xlim=(0, texts.limit + texts.width))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-    return figure
-
-
-# Memory by moment: what was foretold as a bar of its kinds, what was measured as a thin dark one below it.
+# Charts of a run.
 
 
 _THICK, _THIN = 0.5, 0.16
@@ -219,25 +63,28 @@ def memory(
     budget: int | None = None,
     name: Callable[[str], str] = str,
 ) -> Figure:
-    """`foretold` is bytes by moment and kind without the overhead, `measured` the peak of each moment."""
+    """Memory by phase: the prediction as a bar of its kinds, the measured peak as a thin dark bar below it.
+
+    `predicted` is bytes by phase and kind without the overhead, `measured` the peak of each phase.
+    """
     phases = list(predicted) or list(measured)
     totals = [overhead + sum(kinds.values()) for kinds in predicted.values()]
-    unit, letters = unit_for(max([*totals, *measured.values(), 1]))
+    unit, unit_name = unit_for(max([*totals, *measured.values(), 1]))
     figure, axes = new_figure(4.6, 0.55 + 0.42 * len(phases))
     for place, phase in enumerate(phases):
         if phase in predicted:
-            _bar(axes, place, predicted[phase], overhead, unit)
+            _stacked_bar(axes, place, predicted[phase], overhead, unit)
         if phase in measured:
             axes.barh(place + (_THICK + _THIN) / 2, measured[phase] / unit, _THIN, color=MEASURED, gid="measured")
     if budget is not None:
         axes.axvline(budget / unit, color=BUDGET, linestyle="--", linewidth=1)
-    axes.set(xlabel=letters, ylim=(len(phases) - 0.4, -0.5))
-    axes.set_yticks(range(len(phases)), [roomy(name(phase)) for phase in phases])
+    axes.set(xlabel=unit_name, ylim=(len(phases) - 0.4, -0.5))
+    axes.set_yticks(range(len(phases)), [pad_cjk(name(phase)) for phase in phases])
     axes.tick_params(axis="y", length=0)
     return figure
 
 
-def _bar(axes: Axes, place: int, kinds: Mapping[str, int], overhead: int, unit: int) -> None:
+def _stacked_bar(axes: Axes, place: int, kinds: Mapping[str, int], overhead: int, unit: int) -> None:
     left = 0.0
     for colour, size in (
         (OVERHEAD, overhead),
@@ -248,75 +95,19 @@ def _bar(axes: Axes, place: int, kinds: Mapping[str, int], overhead: int, unit: 
             left += size / unit
 
 
-# Peaks: several runs side by side, each measured peak with a mark where it was foretold.
-
-
-_LONGEST = 24  # letters of a name
-
-
-def peaks(names: Sequence[str], measured: Sequence[int | None], predicted: Sequence[int | None]) -> Figure:
-    """What is not known is left out."""
-    unit, letters = unit_for(max([size for size in (*measured, *predicted) if size] or [1]))
-    figure, axes = new_figure(4.6, 0.6 + 0.34 * len(names))
-    axes.barh(range(len(names)), [(size or 0) / unit for size in measured], 0.55, color=CURVES[0])
-    for place, size in enumerate(predicted):
-        if size:
-            axes.plot([size / unit] * 2, [place - 0.38, place + 0.38], color=MEASURED, linewidth=2)
-    axes.set(xlabel=letters, ylim=(len(names) - 0.5, -0.5))
-    axes.set_yticks(range(len(names)), [roomy(_short(name)) for name in names])
-    axes.tick_params(axis="y", length=0)
-    return figure
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-
-
-# Scatter: the peak that was foretold against the one that was measured, every run a dot.
-
-
-def scatter(
-    measured: Sequence[int],
-    predicted: Sequence[int],
-    strings: tuple[str, str, str] = ("measured peak, GiB", "foretold peak, GiB", "foretold = measured"),
-) -> Figure:
-    """Dots on the line were foretold exactly; the band is five percent to either side."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    across, up = ([size / 2**30 for size in sizes] for sizes in (measured, predicted))
-    figure, axes = new_figure(4.6, 4.2)
-    axes.spines[["top", "right"]].set_visible(True)
-    ends = [0.8 * min(*across, *up), 1.2 * max(*across, *up)]
-    axes.plot(ends, ends, color="black", alpha=0.4, linewidth=1, label=strings[2])
-    axes.fill_between(
-        ends, [0.95 * e for e in ends], [1.05 * e for e in ends], color="black", alpha=0.08, label="± 5 %"
-    )
-    axes.scatter(across, up, s=16, alpha=0.8, color=CURVES[0], linewidth=0)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel=strings[0], ylabel=strings[1])
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter(NullFormatter())
-    axes.legend(frameon=False, loc="upper left")
-    return figure
-
-
-# Timeline: one step, what is alive when, by kind; from left to right the operations, not the seconds.
-
-
-_WIDE_ENOUGH = 0.09  # of the picture, for a moment's name
+_MIN_LABEL_WIDTH = 0.09  # of the chart: a narrower phase has no label
 
 
 def timeline(
     kinds: Mapping[str, Sequence[int]],
-    stretches: Sequence[Segment],
+    segments: Sequence[Segment],
     overhead: int = 0,
     name: Callable[[str], str] = str,
 ) -> Figure:
-    """`kinds` is live bytes at every point; the overhead lies below all of them."""
+    """Live bytes of each kind during one step, stacked on the overhead; the x-axis counts operations, not seconds."""
     points = len(next(iter(kinds.values())))
     layers = [[overhead] * points, *kinds.values()]
-    unit, letters = unit_for(max(sum(sizes) for sizes in zip(*layers, strict=True)))
+    unit, unit_name = unit_for(max(sum(sizes) for sizes in zip(*layers, strict=True)))
     figure, axes = new_figure(4.6, 2.7)
     axes.stackplot(
         range(points),
@@ -325,30 +116,122 @@ def timeline(
         step="mid",
         linewidth=0,
     )
-    axes.set(xlim=(0, points - 1), ylabel=letters, xticks=[])
+    axes.set(xlim=(0, points - 1), ylabel=unit_name, xticks=[])
     axes.set_ylim(bottom=0)
-    _moments(axes, [each for each in stretches if each.phase != "between"], points, name)
+    _label_phases(axes, [segment for segment in segments if segment.phase != "between"], points, name)
     return figure
 
 
-def _moments(axes: Axes, stretches: Sequence[Segment], points: int, name: Callable[[str], str]) -> None:
-    for number, each in enumerate(stretches):
+def _label_phases(axes: Axes, segments: Sequence[Segment], points: int, name: Callable[[str], str]) -> None:
+    for number, segment in enumerate(segments):
         if number:
-            axes.axvline(each.start, color="black", alpha=0.35, linewidth=0.8)
-        if (each.end - each.start) / points >= _WIDE_ENOUGH:
-            middle = (each.start + each.end) / 2 / (points - 1)
-            axes.text(middle, 1.02, name(each.phase), transform=axes.transAxes, ha="center", va="bottom", fontsize=9)
+            axes.axvline(segment.start, color="black", alpha=0.35, linewidth=0.8)
+        if (segment.end - segment.start) / points >= _MIN_LABEL_WIDTH:
+            middle = (segment.start + segment.end) / 2 / (points - 1)
+            label = name(segment.phase)
+            axes.text(middle, 1.02, label, transform=axes.transAxes, ha="center", va="bottom", fontsize=9)
 
 
-# The ladder: what each rung holds at its peak, by kind, beside the time of its steps.
+def lengths(stats: LengthStats, labels: tuple[str, str] = ("tokens", "texts")) -> Figure:
+    """Histogram of the text lengths; the truncated texts are coloured within the last bar."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = new_figure(4.6, 2.2)
+    starts = [1 + number * stats.width for number in range(len(stats.rows))]
+    axes.bar(starts, stats.rows, stats.width * 0.9, align="edge", color=LINE_COLOURS[0])
+    if stats.truncated_rows:
+        axes.bar(starts[-1:], [stats.truncated_rows], stats.width * 0.9, align="edge", color=BUDGET)
+    axes.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, stats.limit + stats.width))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    return figure
+
+
+Points = Sequence[tuple[float, float]]
+
+
+def curves(lines: Mapping[str, Points], xlabel: str, resumed: Sequence[float] = ()) -> Figure:
+    """Values over the steps of a training, such as loss or F1; dotted lines mark the steps it was resumed from."""
+    figure, axes = new_figure(4.6, 2.4)
+    for (name, points), colour in zip(lines.items(), LINE_COLOURS * len(lines), strict=False):
+        marker = "o" if len(points) <= 12 else ""
+        axes.plot(*zip(*points, strict=True), color=colour, label=name, marker=marker, markersize=4)
+    for step in resumed:
+        axes.axvline(step, color="black", alpha=0.4, linestyle=":", linewidth=1)
+    axes.set(xlabel=xlabel)
+    axes.set_xlim(left=0)
+    axes.grid(axis="y", alpha=0.25, color="black", linewidth=0.5)
+    return figure
+
+
+def series(history: Sequence[Mapping[str, float | None]], key: str) -> list[tuple[float, float]]:
+    """Step and value of the log entries that have a number under this key."""
+    found = []
+    for entry in history:
+        step, value = entry.get("step"), entry.get(key)
+        if step is not None and value is not None:
+            found.append((float(step), float(value)))
+    return found
+
+
+# Charts of several runs.
 
 
 _GIB = 2**30
-_BAR = 0.42  # the rest of a rung's height is its name
+_MAX_NAME = 24  # characters
+
+
+def peaks(names: Sequence[str], measured: Sequence[int | None], predicted: Sequence[int | None]) -> Figure:
+    """The measured peak of each run as a bar, the predicted one as a mark; None is left out."""
+    unit, unit_name = unit_for(max([size for size in (*measured, *predicted) if size] or [1]))
+    figure, axes = new_figure(4.6, 0.6 + 0.34 * len(names))
+    axes.barh(range(len(names)), [(size or 0) / unit for size in measured], 0.55, color=LINE_COLOURS[0])
+    for place, size in enumerate(predicted):
+        if size:
+            axes.plot([size / unit] * 2, [place - 0.38, place + 0.38], color=MEASURED, linewidth=2)
+    axes.set(xlabel=unit_name, ylim=(len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), [pad_cjk(_shorten(name)) for name in names])
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…"
+
+
+def scatter(
+    measured: Sequence[int],
+    predicted: Sequence[int],
+    labels: tuple[str, str, str] = ("measured peak, GiB", "predicted peak, GiB", "predicted = measured"),
+) -> Figure:
+    """Predicted against measured peak, one dot per run, with the diagonal and a band of five percent around it."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    x, y = ([size / _GIB for size in sizes] for sizes in (measured, predicted))
+    figure, axes = new_figure(4.6, 4.2)
+    axes.spines[["top", "right"]].set_visible(True)
+    ends = [0.8 * min(*x, *y), 1.2 * max(*x, *y)]
+    axes.plot(ends, ends, color="black", alpha=0.4, linewidth=1, label=labels[2])
+    axes.fill_between(
+        ends, [0.95 * e for e in ends], [1.05 * e for e in ends], color="black", alpha=0.08, label="± 5 %"
+    )
+    axes.scatter(x, y, s=16, alpha=0.8, color=LINE_COLOURS[0], linewidth=0)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel=labels[0], ylabel=labels[1])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False, loc="upper left")
+    return figure
+
+
+# Chart of a comparison.
+
+
+_BAR = 0.42  # of a row's height; the recipe is written in the rest
 
 
 def comparison_chart(comparison: Comparison, strings: Strings) -> Figure:
-    """Bars by kind with the measured peak as a stroke, the budget as a line across, and the time to the right."""
+    """The predicted peak of each row by kind, the measured peak and the budget as lines, and the time per step."""
     figure, _ = new_figure(5.2, 0.9 + 0.44 * len(comparison.rows))
     figure.clear()
     memory, time = figure.subplots(1, 2, sharey=True, width_ratios=(2.8, 1))
@@ -356,7 +239,7 @@ def comparison_chart(comparison: Comparison, strings: Strings) -> Figure:
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False, labelleft=False)
     _draw_memory(memory, comparison, strings)
-    time.patch.set_visible(False)  # a long name reaches under it
+    time.patch.set_visible(False)  # a long recipe reaches under it
     _draw_time(time, comparison, strings)
     memory.set_ylim(len(comparison.rows) - 0.5, -0.75)
     figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
@@ -364,25 +247,24 @@ def comparison_chart(comparison: Comparison, strings: Strings) -> Figure:
 
 
 def _draw_memory(axes: Axes, comparison: Comparison, strings: Strings) -> None:
-    _stack(axes, comparison, strings)
+    _draw_kinds(axes, comparison, strings)
     for place, row in enumerate(comparison.rows):
         name = axes.text(0, place - _BAR / 2 - 0.06, row.title, fontsize=7.5, va="bottom", ha="left")
-        name.set_in_layout(False)  # it may reach under the time, where nothing else is on its line
+        name.set_in_layout(False)  # it may reach under the times, where its line is free
         if row.peak:
-            label = strings.comparison("measured peak") if row is _first_measured(comparison) else None
+            label = strings.comparison("measured") if row is _first_measured(comparison) else None
             axes.plot([row.peak / _GIB] * 2, [place - 0.27, place + 0.27], color=MEASURED, linewidth=2, label=label)
         end = max(row.peak or 0, row.predicted_peak or 0) / _GIB
-        said = format_bytes(row.peak) if row.peak else strings.comparison("not run")
-        _beside(axes, end, place, said)
+        _write_beside(axes, end, place, format_bytes(row.peak) if row.peak else strings.comparison("not_run"))
     if comparison.budget_bytes:
-        about = f"{strings.comparison('budget')} {format_bytes(comparison.budget_bytes)}"
-        axes.axvline(comparison.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=about)
+        label = f"{strings.comparison('budget')} {format_bytes(comparison.budget_bytes)}"
+        axes.axvline(comparison.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=label)
     axes.set_xlabel(strings.comparison("memory"), fontsize=7.5)
     axes.set_xlim(0, 1.25 * _largest(comparison) / _GIB)
     axes.tick_params(labelsize=7.5)
 
 
-def _stack(axes: Axes, comparison: Comparison, strings: Strings) -> None:
+def _draw_kinds(axes: Axes, comparison: Comparison, strings: Strings) -> None:
     places, left = range(len(comparison.rows)), [0.0] * len(comparison.rows)
     for kind in ("process", *(kind.value for kind in MemoryKind)):
         sizes = [kinds_of(row).get(kind, 0) / _GIB for row in comparison.rows]
@@ -393,17 +275,17 @@ def _stack(axes: Axes, comparison: Comparison, strings: Strings) -> None:
 
 def _draw_time(axes: Axes, comparison: Comparison, strings: Strings) -> None:
     seconds = [row.seconds_per_step or 0.0 for row in comparison.rows]
-    axes.barh(range(len(seconds)), seconds, _BAR, color=PREDICTED, alpha=0.55, linewidth=0)
+    axes.barh(range(len(seconds)), seconds, _BAR, color=LINE_COLOURS[0], alpha=0.55, linewidth=0)
     for place, value in enumerate(seconds):
         if value:
-            _beside(axes, value, place, format_seconds(value))
+            _write_beside(axes, value, place, strings.seconds(value))
     axes.set_xlim(0, 1.9 * max([*seconds, 1e-3]))
-    axes.set_xlabel(strings.comparison("time"), fontsize=7.5)
+    axes.set_xlabel(strings.comparison("seconds_per_step"), fontsize=7.5)
     axes.tick_params(labelsize=7.5)
 
 
-def _beside(axes: Axes, end: float, place: int, said: str) -> None:
-    axes.annotate(said, (end, place), (4, 0), textcoords="offset points", fontsize=7.5, va="center", ha="left")
+def _write_beside(axes: Axes, end: float, place: int, text: str) -> None:
+    axes.annotate(text, (end, place), (4, 0), textcoords="offset points", fontsize=7.5, va="center", ha="left")
 
 
 def _first_measured(comparison: Comparison) -> ComparisonRow | None:
@@ -415,12 +297,124 @@ def _largest(comparison: Comparison) -> int:
     return max([*peaks, comparison.budget_bytes or 0, 1])
 
 
-# Legend: what colours mean, inside a picture that stands alone.
+# Axes, units and legends.
+
+
+def new_figure(width: float = 5.0, height: float = 3.0) -> tuple[Figure, Axes]:
+    """An empty chart of this size in inches, without the top and right axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def unit_for(largest: float) -> tuple[int, str]:
+    """Bytes per unit and the name of the unit, for values up to `largest`."""
+    return (1 << 30, "GiB") if largest >= 1 << 30 else (1 << 20, "MiB")
+
+
+def pad_cjk(text: str) -> str:
+    """The text with leading spaces that reserve the width of its Chinese characters.
+
+    matplotlib's font has no Chinese glyphs and takes each for narrower than it is; a page does not show the spaces.
+    """
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return " " * round(1.4 * wide) + text
 
 
 def add_legend(figure: Figure, keys: Sequence[tuple[str, str]], columns: int = 3) -> None:
-    """Colours with their names, below the picture."""
+    """Colours with their names below a chart that is used outside a page."""
     from matplotlib.patches import Patch
 
     patches = [Patch(color=colour, label=name) for colour, name in keys]
     figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+# Output: inline SVG, SVG file, PNG.
+
+
+_TEXT_COLOUR = "#000000"
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+_MAX_SCALE = 1.6  # of the drawn size: beyond it the text is larger than that of the page
+_DECIMALS = re.compile(r"(\.\d\d)\d+")
+_FONT_FAMILY = re.compile(r"font-family: [^;]+")
+
+
+def as_svg(figure: Figure, label: str = "") -> str:
+    """The <svg> element for a page, as wide as its container, in the page's font and text colour.
+
+    `label` is the text for screen readers.
+    """
+    root = _svg_tree(figure, transparent=True)
+    aria = {"role": "img", "aria-label": label} if label else {}
+    width = float(root.get("viewBox", "").split()[2])
+    svg = ElementTree.Element("svg", {"viewBox": root.get("viewBox", ""), "width": "100%", **aria})
+    svg.set("style", f"max-width: {width * _MAX_SCALE:.0f}px; fill: currentColor; stroke-linejoin: round")
+    svg.extend(list(root))
+    for element in svg.iter():
+        _inline(element)
+    return _with_unique_ids(ElementTree.tostring(svg, encoding="unicode"))
+
+
+def as_file_svg(figure: Figure) -> str:
+    """The content of an SVG file, on white."""
+    ElementTree.register_namespace("", _SVG[1:-1])
+    ElementTree.register_namespace("xlink", _LINK[1:].partition("}")[0])
+    root = _svg_tree(figure)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def as_png(figure: Figure) -> bytes:
+    """The content of a PNG file, on white, with the resolution of a slide."""
+    return _save(figure, format="png", dpi=160, facecolor="white", metadata={"Software": None})
+
+
+def _svg_tree(figure: Figure, **options: Any) -> ElementTree.Element:
+    """The chart as an XML tree without dates and unused ids, so that equal charts are equal text."""
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    root = ElementTree.fromstring(_save(figure, format="svg", metadata=no_metadata, **options))
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag == f"{_SVG}metadata" or child.find(f"{_SVG}style") is not None:
+                parent.remove(child)
+    text = ElementTree.tostring(root, encoding="unicode")
+    used_ids = set(re.findall(r"[\"(]#([\w-]+)", text))
+    for element in root.iter():
+        if element.get("id") not in used_ids:
+            element.attrib.pop("id", None)
+        if "d" in element.attrib:
+            element.set("d", _DECIMALS.sub(r"\1", element.get("d", "")))
+        element.text, element.tail = ((text or "").strip() or None for text in (element.text, element.tail))
+    root.set("stroke-linejoin", "round")
+    return root
+
+
+def _save(figure: Figure, **options: Any) -> bytes:
+    import matplotlib
+
+    out = io.BytesIO()
+    text_as_text = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tightfit"})
+    with text_as_text, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts have it
+        figure.savefig(out, **options)
+    return out.getvalue()
+
+
+def _inline(element: ElementTree.Element) -> None:
+    """Remove namespaces, and use the font and text colour of the page."""
+    element.tag = element.tag.removeprefix(_SVG)
+    if _LINK in element.attrib:
+        element.set("href", element.attrib.pop(_LINK))
+    for name, value in element.items():
+        value = _FONT_FAMILY.sub("font-family: var(--font, sans-serif)", value)
+        element.set(name, " ".join(value.replace(_TEXT_COLOUR, "currentColor").split()))
+
+
+def _with_unique_ids(svg: str) -> str:
+    """Prefix all ids, so that two charts in one page share none."""
+    prefix = hashlib.sha256(svg.encode()).hexdigest()[:8]
+    return re.sub(r"(id=\"|[\"(]#)([\w-]+)", rf"\g<1>{prefix}-\2", svg)

@@ -1,4 +1,4 @@
-"""Figures: the report's pictures with their legends, as pieces of a page."""
+"""Charts of the report as inline SVG, with legend and caption."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from tightfit.report.charts import (
     BUDGET,
-    CURVES,
     KIND_COLOURS,
+    LINE_COLOURS,
     OVERHEAD,
     as_svg,
     curves,
@@ -25,123 +25,128 @@ from tightfit.report.i18n import Strings
 from tightfit.runs.folder import RunView
 from tightfit.strategies.base import MemoryKind
 
+_MIN_SHARE = 1 / 200  # of the peak: a smaller kind is too thin to see and is left out of the legend
+
 
 class Key(NamedTuple):
-    """A line of a legend."""
+    """An entry of a legend."""
 
     colour: str
     name: str
     shape: str = ""
-    """Empty for a square; `line`."""
+    """Empty for a square, or `line`."""
 
 
-class Picture(NamedTuple):
-    """A picture, what its colours mean, and what it shows."""
+class Figure(NamedTuple):
+    """A chart with its legend and caption."""
 
     svg: Markup
     legend: list[Key]
     caption: str
 
 
-def memory_picture(
+def memory_figure(
     estimate: Mapping[str, Any], measured: Mapping[str, int], strings: Strings, caption: str, budget: int | None = None
-) -> Picture:
-    """Memory by moment and kind."""
+) -> Figure:
+    """Memory by phase and kind."""
     phases, overhead = estimate["phases"], estimate["overhead_bytes"]
-    figure = memory(phases, overhead, measured, budget, strings.phase)
-    seen = [kind for kinds in phases.values() for kind, size in kinds.items() if size > estimate["peak_bytes"] / 200]
-    keys = kind_keys(seen, estimate, strings)
+    chart = memory(phases, overhead, measured, budget, strings.phase)
+    least = _MIN_SHARE * estimate["peak_bytes"]
+    visible = [kind for kinds in phases.values() for kind, size in kinds.items() if size > least]
+    keys = kind_keys(visible, estimate, strings)
     keys += [Key("currentColor", strings("measured"), "line")] if measured else []
-    keys += [Key(BUDGET, strings("budget_line"), "line")] if budget else []
-    return Picture(Markup(as_svg(figure, caption)), keys, caption)
+    keys += [Key(BUDGET, strings("budget"), "line")] if budget else []
+    return Figure(Markup(as_svg(chart, caption)), keys, caption)
 
 
-def timeline_picture(account: RunView, strings: Strings) -> Picture | None:
-    """One step; None where none was kept."""
-    known = account.beginning
-    if known is None or known.step is None or known.estimate is None:
+def timeline_figure(view: RunView, strings: Strings) -> Figure | None:
+    """Live memory during one step; None if it was not recorded."""
+    header = view.header
+    if header is None or header.step is None or header.estimate is None:
         return None
-    step = known.step
-    figure = timeline(step.kinds, step.stretches, known.estimate["overhead_bytes"], strings.phase)
+    step = header.step
+    chart = timeline(step.kinds, step.segments, header.estimate["overhead_bytes"], strings.phase)
     caption = strings("timeline_about")
-    if step.slices > 2:
-        caption += " " + strings("timeline_slices", slices=step.slices)
-    return Picture(Markup(as_svg(figure, caption)), kind_keys(_seen(step.kinds), known.estimate, strings), caption)
+    if step.micro_batches > 2:
+        caption = strings.paragraph([caption, strings("timeline_micro_batches", count=step.micro_batches)])
+    return Figure(Markup(as_svg(chart, caption)), kind_keys(_visible(step.kinds), header.estimate, strings), caption)
 
 
-def _seen(kinds: Mapping[str, Sequence[int]]) -> list[str]:
-    """Those that are more than a hair's breadth high."""
+def _visible(kinds: Mapping[str, Sequence[int]]) -> list[str]:
     highest = max(max(sizes) for sizes in kinds.values())
-    return [kind for kind, sizes in kinds.items() if max(sizes) > highest / 200]
+    return [kind for kind, sizes in kinds.items() if max(sizes) > _MIN_SHARE * highest]
 
 
 def kind_keys(kinds: Sequence[str], estimate: Mapping[str, Any], strings: Strings) -> list[Key]:
-    """Colours of the kinds that are there, in the order of the list."""
-    own = strings.kind("process" if "CPU" in estimate["device"] else "context")
-    there = [kind for kind in MemoryKind if kind.value in kinds]
-    return [Key(OVERHEAD, own), *(Key(KIND_COLOURS[kind], strings.kind(kind.value)) for kind in there)]
+    """Legend entries of the overhead and of these kinds of memory, in the order of `MemoryKind`."""
+    overhead = strings.kind("process" if "CPU" in estimate["device"] else "context")
+    shown = [kind for kind in MemoryKind if kind.value in kinds]
+    return [Key(OVERHEAD, overhead), *(Key(KIND_COLOURS[kind], strings.kind(kind.value)) for kind in shown)]
 
 
-def lengths_picture(account: RunView, strings: Strings, caption: str) -> Picture | None:
-    """How long the texts are; None where that was not kept."""
-    texts = account.beginning.texts if account.beginning else None
-    if texts is None:
+def lengths_figure(view: RunView, strings: Strings, caption: str) -> Figure | None:
+    """Histogram of the text lengths; None if they were not recorded."""
+    stats = view.header.lengths if view.header else None
+    if stats is None:
         return None
-    figure = lengths(texts, (strings("tokens"), strings("texts")))
-    keys = [Key(CURVES[0], strings("texts")), Key(BUDGET, strings("cut"))] if texts.truncated_rows else []
-    return Picture(Markup(as_svg(figure, strings("lengths"))), keys, caption)
+    chart = lengths(stats, (strings("tokens"), strings("texts")))
+    keys = [Key(LINE_COLOURS[0], strings("texts")), Key(BUDGET, strings("truncated"))] if stats.truncated_rows else []
+    return Figure(Markup(as_svg(chart, strings("lengths"))), keys, caption)
 
 
-def loss_picture(account: RunView, strings: Strings) -> Picture | None:
-    """Training and validation loss."""
-    lines = {strings("training_loss"): series(account.history, "loss")}
-    lines[strings("validation_loss")] = series(account.history, "eval_loss")
-    return _curves(lines, account, strings, strings("loss"))
+def loss_figure(view: RunView, strings: Strings) -> Figure | None:
+    """Training and validation loss over the steps."""
+    lines = {strings("training_loss"): series(view.history, "loss")}
+    lines[strings("validation_loss")] = series(view.history, "eval_loss")
+    return _curves(lines, view, strings, strings("loss"))
 
 
-def scores_picture(account: RunView, strings: Strings, names: Sequence[str]) -> Picture | None:
-    """The scores of every evaluation."""
-    lines = {name.removeprefix("eval_"): series(account.history, name) for name in names if name != "eval_loss"}
-    return _curves(lines, account, strings, strings("scores"))
+def scores_figure(view: RunView, strings: Strings, names: Sequence[str]) -> Figure | None:
+    """The scores of every evaluation over the steps."""
+    lines = {
+        strings.metric(name.removeprefix("eval_")): series(view.history, name) for name in names if name != "eval_loss"
+    }
+    return _curves(lines, view, strings, strings("scores"))
 
 
 def _curves(
-    lines: Mapping[str, list[tuple[float, float]]], account: RunView, strings: Strings, caption: str
-) -> Picture | None:
-    there = {name: points for name, points in lines.items() if points}
-    if not there:
+    lines: Mapping[str, list[tuple[float, float]]], view: RunView, strings: Strings, caption: str
+) -> Figure | None:
+    lines = {name: points for name, points in lines.items() if points}
+    if not lines:
         return None
-    resumed = [step for _, step in account.starts if step]
-    keys = [Key(colour, name, "line") for name, colour in zip(there, CURVES * len(there), strict=False)]
-    caption = f"{caption} ({strings('resumed_mark')})" if resumed else caption
-    return Picture(Markup(as_svg(curves(there, strings("steps"), resumed), caption)), keys, caption)
+    resumed = [step for _, step in view.starts if step]
+    caption = strings("resumed_mark", caption=caption) if resumed else caption
+    return Figure(Markup(as_svg(curves(lines, strings("steps"), resumed), caption)), _line_keys(lines), caption)
 
 
-def peaks_picture(accounts: Sequence[RunView], strings: Strings) -> Picture | None:
-    """The runs' peaks side by side."""
-    measured, predicted = ([each.measured_peak for each in accounts], [each.predicted_peak for each in accounts])
+def _line_keys(names: Sequence[str] | Mapping[str, object]) -> list[Key]:
+    return [Key(colour, name, "line") for name, colour in zip(names, LINE_COLOURS * len(names), strict=False)]
+
+
+def peaks_figure(views: Sequence[RunView], strings: Strings) -> Figure | None:
+    """Predicted and measured peak of each run."""
+    measured, predicted = [view.measured_peak for view in views], [view.predicted_peak for view in views]
     if not any([*measured, *predicted]):
         return None
-    figure = peaks([each.name for each in accounts], measured, predicted)
-    return Picture(Markup(as_svg(figure, strings("peaks"))), [], strings("peaks_about"))
+    chart = peaks([view.name for view in views], measured, predicted)
+    return Figure(Markup(as_svg(chart, strings("peaks"))), [], strings("peaks_about"))
 
 
-def scatter_picture(accounts: Sequence[RunView], strings: Strings) -> Picture | None:
-    """Foretold against measured, of the runs that have both."""
-    both = [
-        (each.measured_peak, each.predicted_peak) for each in accounts if each.measured_peak and each.predicted_peak
-    ]
+def scatter_figure(views: Sequence[RunView], strings: Strings) -> Figure | None:
+    """Predicted against measured peak, for runs that have both; None for fewer than two."""
+    both = [(view.measured_peak, view.predicted_peak) for view in views if view.measured_peak and view.predicted_peak]
     if len(both) < 2:
         return None
-    labels = (strings("scatter_across"), strings("scatter_up"), strings("scatter_line"))
-    figure = scatter([m for m, _ in both if m], [f for _, f in both if f], labels)
-    return Picture(Markup(as_svg(figure, strings("scatter"))), [], strings("scatter_about"))
+    labels = (strings("scatter_x"), strings("scatter_y"), strings("scatter_line"))
+    chart = scatter([measured for measured, _ in both], [predicted for _, predicted in both], labels)
+    return Figure(Markup(as_svg(chart, strings("scatter"))), [], strings("scatter_about"))
 
 
-def f1_picture(accounts: Sequence[RunView], strings: Strings) -> Picture | None:
-    """F1 over the steps, a line for each run."""
-    lines = {each.name: points for each in accounts if (points := series(each.history, "eval_f1"))}
-    if len(lines) < 2 or len(lines) > len(CURVES):
+def f1_figure(views: Sequence[RunView], strings: Strings) -> Figure | None:
+    """F1 over the steps, one line per run; None if the runs would need more than the colours there are."""
+    lines = {view.name: points for view in views if (points := series(view.history, "eval_f1"))}
+    if len(lines) < 2 or len(lines) > len(LINE_COLOURS):
         return None
-    keys = [Key(colour, name, "line") for name, colour in zip(lines, CURVES, strict=False)]
-    return Picture(Markup(as_svg(curves(lines, strings("steps")), strings("f1_by_step"))), keys, strings("f1_by_step"))
+    caption = strings("f1_by_step")
+    return Figure(Markup(as_svg(curves(lines, strings("steps")), caption)), _line_keys(lines), caption)

@@ -1,4 +1,4 @@
-"""Page: one HTML file that needs nothing else: no network, no script; phone and desk, light and dark."""
+"""HTML reports: one file per report, without scripts or network access; and tables for notebooks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import BadInput, OutputError
-from tightfit.files import write_whole
-from tightfit.report import figures, sections, suggestions
-from tightfit.report.figures import memory_picture
+from tightfit.files import atomic_write
+from tightfit.report import figures, sections
 from tightfit.report.i18n import Strings
-from tightfit.runs.folder import RunView, read_account
+from tightfit.report.suggestions import suggestions
+from tightfit.runs.folder import RunView, read_run_folder
 from tightfit.runs.header import load_header
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
@@ -25,17 +25,53 @@ from tightfit.units import format_bytes, format_count, format_seconds
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+FILE = "report.html"
+
+
+# The report of one run, or of several side by side.
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None, language: str = "en") -> Path:
+    """Write the report and return its path: in the run folder, or in the current folder for several runs."""
+    strings = Strings.of(language)
+    views = [read_run_folder(folder) for folder in folders]
+    if not views:
+        raise BadInput("No run folder was given: tightfit report runs/mine, or several of them.")
+    target = out or (views[0].folder / FILE if len(views) == 1 else Path(FILE))
+    if target.is_dir():
+        target = target / FILE
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise OutputError(f"'{target}' should end in .html: give --out such a name.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(target, report_page(views, strings))
+    return target
+
+
+def report_page(views: Sequence[RunView], strings: Strings) -> str:
+    """The report as one HTML page."""
+    runs = [_run_context(view, strings.for_devices([view.device])) for view in views]
+    if len(views) == 1:
+        title = f"{views[0].name}: {strings('report')}"
+        return page(title, _render("report.html", run=runs[0], strings=strings), strings.language)
+    strings = strings.for_devices(view.device for view in views)
+    body = _render("runs.html", runs=runs, strings=strings, **_runs_context(views, strings))
+    return page(strings("runs_side_by_side", count=len(views)), body, strings.language)
+
 
 def page(title: str, body: str, language: str = "en") -> str:
-    """The whole file around a body of HTML, which is taken as it is."""
+    """A complete HTML page; `body` is inserted without escaping."""
     from markupsafe import Markup
 
-    return templates().get_template("page.html").render(title=title, body=Markup(body), language=language)
+    return _render("page.html", title=title, body=Markup(body), language=language)
+
+
+def _render(template: str, **values: Any) -> str:
+    return _templates().get_template(template).render(**values)
 
 
 @cache
-def templates() -> Environment:
-    """The report's templates; whatever a value holds, it is text and never a tag."""
+def _templates() -> Environment:
+    """The report's templates; every value is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -47,14 +83,98 @@ def templates() -> Environment:
     )
 
 
-# Notebook: bills and runs show themselves as tables with the picture that belongs to them.
+def _run_context(view: RunView, strings: Strings) -> dict[str, Any]:
+    """The values that run.html shows."""
+    return {
+        "view": view,
+        "strings": strings,
+        "lead": sections.lead(view, strings),
+        "tiles": sections.tiles(view, strings),
+        "unfinished": sections.unfinished(view, strings),
+        "resumed": sections.resumed(view, strings),
+        "model_and_data": sections.model_and_data(view, strings),
+        "lengths": _lengths(view, strings),
+        "setup": sections.setup(view, strings),
+        "rerun": view.rerun_command(f"{view.folder}-again"),
+        "plan_summary": sections.plan_summary(view, strings),
+        "strategies": sections.strategies(view, strings),
+        "reasons": sections.reasons(view, strings),
+        "alternatives": sections.alternatives(view, strings),
+        "rejected": sections.rejected(view),
+        **_memory_and_time(view, strings),
+        **_quality(view, strings),
+        "suggestions": suggestions(view, strings),
+        "notes": view.notes,
+        "versions": view.versions,
+    }
 
 
-_SAY = Strings("en")
+def _lengths(view: RunView, strings: Strings) -> figures.Figure | None:
+    stats = view.header.lengths if view.header else None
+    return figures.lengths_figure(view, strings, sections.about_lengths(stats, strings)) if stats else None
+
+
+def _memory_and_time(view: RunView, strings: Strings) -> dict[str, Any]:
+    measured, estimate = sections.measured_phases(view), view.estimate
+    budget = view.header.budget_bytes if view.header else None
+    caption = strings("by_kind" if measured else "by_kind_unfinished")
+    return {
+        "phases": sections.phases(view, strings),
+        "about_peak": sections.about_peak(view, strings),
+        "by_kind": figures.memory_figure(estimate, measured, strings, caption, budget) if estimate else None,
+        "timeline": figures.timeline_figure(view, strings),
+        "largest": sections.largest_tensors(view, strings),
+        "largest_about": strings("largest_about", phase=strings.phase(estimate["phase"])) if estimate else "",
+        "times": sections.times(view, strings),
+    }
+
+
+def _quality(view: RunView, strings: Strings) -> dict[str, Any]:
+    headings, rows = sections.score_table(view, strings)
+    return {
+        "score_headings": headings,
+        "score_rows": rows,
+        "kept_epoch": sections.kept_epoch(view, strings),
+        "loss": figures.loss_figure(view, strings),
+        "scores": figures.scores_figure(view, strings, sections.score_names(view)),
+    }
+
+
+def _runs_context(views: Sequence[RunView], strings: Strings) -> dict[str, Any]:
+    """The table and the charts that runs.html shows above the single runs."""
+    charts = (
+        figures.peaks_figure(views, strings),
+        figures.scatter_figure(views, strings),
+        figures.f1_figure(views, strings),
+    )
+    return {"rows": [_run_row(view, strings) for view in views], "figures": [chart for chart in charts if chart]}
+
+
+def _run_row(view: RunView, strings: Strings) -> list[str]:
+    run, metrics = view.run, view.metrics
+    per_step = run.measured.seconds_per_step if run else None
+    sizes = [format_bytes(size) if size else "–" for size in (view.measured_peak, view.predicted_peak)]
+    scores = [f"{metrics[key]:.4f}" if key in metrics else "–" for key in ("eval_f1", "eval_accuracy")]
+    return [
+        view.name,
+        view.model,
+        " ".join(view.recipe) or strings("baseline"),
+        strings.comparison(view.result),
+        *scores,
+        *sizes,
+        strings.seconds(run.measured.seconds) if run else "–",
+        strings.seconds(per_step) if per_step else "–",
+        f"{view.last_step:,}" if run else f"{view.last_step:,} / {view.steps or '?'}",
+        strings("yes") if run else strings("no"),
+    ]
+
+
+# Estimates and runs in a notebook: a table and the memory chart.
 
 
 def estimate_as_html(estimate: Estimate) -> str:
-    """Bytes by moment and kind."""
+    """Memory by phase and kind."""
+    strings = Strings("en").for_devices([estimate.device.label])
     kinds = [
         kind
         for kind in MemoryKind
@@ -64,50 +184,48 @@ def estimate_as_html(estimate: Estimate) -> str:
         [phase, *(format_bytes(size) for size in (estimate.overhead + sum(sizes.values()), *(sizes[k] for k in kinds)))]
         for phase, sizes in estimate.phases.items()
     ]
-    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters train"
-    return _render_fragment(
-        title=f"Peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.title}; {trained}",
-        headings=["phase", "all", *(kind.value for kind in kinds)],
+    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters trained"
+    return _render(
+        "notebook.html",
+        title=f"Peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.label}; {trained}",
+        headings=["phase", "total", *(kind.value for kind in kinds)],
         rows=rows,
-        picture=memory_picture(estimate.to_json(), {}, _SAY, _SAY("by_kind_of")),
+        figure=figures.memory_figure(estimate.to_json(), {}, strings, strings("by_kind_predicted")),
     )
 
 
 def run_as_html(run: Run) -> str:
-    """What came out, and memory by moment, foretold beside measured."""
-    known = load_header(Path(run.folder))
-    estimate = known.estimate if known else None
-    predicted = run.predicted.phases or {}
+    """The scores, and memory by phase, predicted beside measured."""
+    strings, header = Strings("en").for_devices([run.device]), load_header(Path(run.folder))
+    estimate = header.estimate if header else None
+    predicted, measured = run.predicted.phases or {}, run.measured.phases
     rows = [
         [phase, format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size)]
-        for phase, size in run.measured.phases.items()
+        for phase, size in measured.items()
     ]
-    return _render_fragment(
-        title=_in_a_line(run),
+    return _render(
+        "notebook.html",
+        title=_run_title(run),
         headings=["phase", "predicted", "measured"],
         rows=rows,
-        picture=memory_picture(estimate, run.measured.phases, _SAY, _SAY("by_kind")) if estimate else None,
+        figure=figures.memory_figure(estimate, measured, strings, strings("by_kind")) if estimate else None,
     )
 
 
-def _in_a_line(run: Run) -> str:
+def _run_title(run: Run) -> str:
     scores = [
         f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy") if f"eval_{name}" in run.metrics
     ]
-    predicted = f" (foretold {format_bytes(run.predicted.peak_bytes)})" if run.predicted.peak_bytes else ""
+    predicted = f" (predicted {format_bytes(run.predicted.peak_bytes)})" if run.predicted.peak_bytes else ""
     memory, time = f"peak {format_bytes(run.measured.peak_bytes)}{predicted}", format_seconds(run.measured.seconds)
-    return f"{run.folder}: {', '.join([*scores, memory, time])}; recipe {' '.join(run.recipe) or 'plain'}"
+    return f"{run.folder}: {', '.join([*scores, memory, time])}; recipe {' '.join(run.recipe) or 'baseline'}"
 
 
-def _render_fragment(**values: Any) -> str:
-    return templates().get_template("notebook.html").render(**values)
-
-
-# Showing: a page in the browser, where somebody sits before a screen.
+# Opening a page in the browser of a desktop.
 
 
 def open_in_browser(page: Path) -> bool:
-    """Whether it was opened; in a pipe, over ssh or on a server it is not."""
+    """Open a page if there is a display, and return whether it was opened."""
     if not has_display():
         return False
     try:
@@ -117,136 +235,9 @@ def open_in_browser(page: Path) -> bool:
 
 
 def has_display() -> bool:
-    """A terminal, and a display that is not at the other end of a line."""
+    """Whether a person is likely to see a browser window: not in a pipe, over ssh or on a server."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-# Report: one run, or several side by side, as one HTML page.
-
-
-FILE = "report.html"
-
-
-def write_report(folders: Sequence[Path], out: Path | None = None, language: str = "en") -> Path:
-    """Write the page and say where: into the run's folder, or for several runs into the current one."""
-    strings = Strings.of(language)
-    accounts = [read_account(folder) for folder in folders]
-    if not accounts:
-        raise BadInput("No run is given: tightfit report runs/mine, or several of them.")
-    target = out or (accounts[0].folder / FILE if len(accounts) == 1 else Path(FILE))
-    if target.is_dir():
-        target = target / FILE
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"'{target}' should end in .html: give it such a name.")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, report_page(accounts, strings))
-    return target
-
-
-def report_page(accounts: Sequence[RunView], strings: Strings) -> str:
-    """The whole page."""
-    if len(accounts) == 1:
-        title = f"{accounts[0].name}: {strings('report')}"
-        return page(
-            title, _render("report.html", run=run_view(accounts[0], strings), strings=strings), strings.language
-        )
-    body = _render(
-        "runs.html",
-        view=runs_view(accounts, strings),
-        runs=[run_view(each, strings) for each in accounts],
-        strings=strings,
-    )
-    return page(strings("runs_side_by_side", count=len(accounts)), body, strings.language)
-
-
-def _render(template: str, **values: Any) -> str:
-    return templates().get_template(template).render(**values)
-
-
-def run_view(account: RunView, strings: Strings) -> dict[str, Any]:
-    """Everything that the template shows of a run."""
-    return {
-        "account": account,
-        "lead": sections.lead(account, strings),
-        "tiles": sections.tiles(account, strings),
-        "unfinished": sections.unfinished(account, strings),
-        "resumed": sections.resumed(account, strings),
-        "trained": sections.trained(account, strings),
-        "lengths": _lengths(account, strings),
-        "how": sections.how(account, strings),
-        "strategies": sections.strategies(account, strings),
-        "again": account.again(f"{account.folder}-again"),
-        "why": sections.opening(account, strings),
-        "reasons": sections.reasons(account, strings),
-        "options": sections.options(account, strings),
-        "rejected": sections.rejected(account),
-        **_cost(account, strings),
-        **_quality(account, strings),
-        "next": suggestions.next_steps(account, strings),
-        "notes": account.notes,
-        "versions": account.versions,
-    }
-
-
-def _lengths(account: RunView, strings: Strings) -> figures.Picture | None:
-    texts = account.beginning.texts if account.beginning else None
-    return figures.lengths_picture(account, strings, " ".join(sections.about_texts(texts, strings))) if texts else None
-
-
-def _cost(account: RunView, strings: Strings) -> dict[str, Any]:
-    measured, estimate = sections.measured_moments(account), account.estimate
-    budget = account.beginning.budget_bytes if account.beginning else None
-    caption = strings("by_kind" if measured else "by_kind_only")
-    return {
-        "phases": sections.phases(account, strings),
-        "about_peak": sections.about_peak(account, strings),
-        "by_kind": figures.memory_picture(estimate, measured, strings, caption, budget) if estimate else None,
-        "timeline": figures.timeline_picture(account, strings),
-        "largest": sections.largest(account, strings),
-        "largest_about": strings("largest_about", phase=strings.phase(estimate["phase"])) if estimate else "",
-        "times": sections.times(account, strings),
-    }
-
-
-def _quality(account: RunView, strings: Strings) -> dict[str, Any]:
-    headings, rows = sections.table(account)
-    return {
-        "score_headings": headings,
-        "score_rows": rows,
-        "kept": sections.kept(account, strings),
-        "loss": figures.loss_picture(account, strings),
-        "scores": figures.scores_picture(account, strings, sections.names(account)),
-    }
-
-
-def runs_view(accounts: Sequence[RunView], strings: Strings) -> dict[str, Any]:
-    """What is shown of several runs together."""
-    pictures = (
-        figures.peaks_picture(accounts, strings),
-        figures.scatter_picture(accounts, strings),
-        figures.f1_picture(accounts, strings),
-    )
-    return {"rows": [_row(each, strings) for each in accounts], "pictures": [each for each in pictures if each]}
-
-
-def _row(account: RunView, strings: Strings) -> list[str]:
-    run, metrics = account.run, account.metrics
-    pace = run.measured.seconds_per_step if run else None
-    sizes = [format_bytes(size) if size else "–" for size in (account.measured_peak, account.predicted_peak)]
-    scores = [f"{metrics[key]:.4f}" if key in metrics else "–" for key in ("eval_f1", "eval_accuracy")]
-    return [
-        account.name,
-        account.model,
-        " ".join(account.recipe) or strings("plain"),
-        account.result,
-        *scores,
-        *sizes,
-        strings.seconds(run.measured.seconds) if run else "–",
-        strings.seconds(pace) if pace else "–",
-        f"{account.reached:,}" if run else f"{account.reached:,} / {account.steps or '?'}",
-        strings("yes") if run else strings("no"),
-    ]

@@ -1,4 +1,4 @@
-"""The model card: the run folder's README, with the header that the hub reads."""
+"""The model card: README.md in the run folder, with the metadata that the Hugging Face Hub reads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _TEMPLATE = """---
 
 # {{ name }}
 
-{{ base }} fine-tuned with tightfit to tell {{ labels }} apart.
+{{ base }} fine-tuned with tightfit. Labels: {{ labels }}.
 
 | | |
 |---|---|
-| quality | {{ quality }} on {{ held_out }} held-out rows |
-| trained on | {{ rows }} rows of `{{ data }}`, texts cut at {{ max_length }} tokens |
-| trained | {{ trained }} parameters, {{ steps }} steps of {{ batch }} rows, learning rate {{ rate }}, seed {{ seed }} |
+| quality | {{ quality }} on {{ validation_rows }} validation examples |
+| training data | {{ train_rows }} examples of `{{ data }}`, truncated at {{ max_length }} tokens |
+| training | {{ trained }} parameters, {{ steps }} steps of {{ batch }} examples, lr {{ rate }}, seed {{ seed }} |
 | recipe | `{{ recipe }}` (result: {{ result }}) |
 | time | {{ time }} on {{ device }} |
 | memory | {{ memory }} |
@@ -36,14 +36,14 @@ classify = pipeline("text-classification", "{{ name }}")
 
 {{ about_memory }}
 
-| moment | foretold | measured |
+| phase | predicted | measured |
 |---|---|---|
-{% for moment, foretold, measured in moments %}| {{ moment }} | {{ foretold }} | {{ measured }} |
+{% for phase, predicted, measured in phases %}| {{ phase }} | {{ predicted }} | {{ measured }} |
 {% endfor %}
 {% if strategies %}
-The recipe:
+Strategies of the recipe:
 
-{% for word, summary in strategies %}- `{{ word }}` {{ summary }}
+{% for spec, summary in strategies %}- `{{ spec }}`: {{ summary }}
 {% endfor %}
 {% endif %}
 ## Versions
@@ -77,18 +77,19 @@ def write_card(run: Run) -> None:
         model_name=name,
         eval_results=results or None,
     )
-    card = ModelCard.from_template(header, template_str=_TEMPLATE, name=name, data=data, **_words(run))
-    (Path(run.folder) / "README.md").write_text(str(card), "utf-8")
+    model_card = ModelCard.from_template(header, template_str=_TEMPLATE, name=name, data=data, **_values(run))
+    (Path(run.folder) / "README.md").write_text(str(model_card), "utf-8")
 
 
-def _words(run: Run) -> dict[str, Any]:
+def _values(run: Run) -> dict[str, Any]:
+    """The values of the template."""
     job = run.job
     return {
         "base": f"`{Path(job.model).name if Path(job.model).exists() else job.model}`",
         "labels": ", ".join(f"`{label}`" for label in run.data.labels),
         "quality": _quality(run),
-        "held_out": f"{run.data.validation_rows:,}",
-        "rows": f"{run.data.train_rows:,}",
+        "validation_rows": f"{run.data.validation_rows:,}",
+        "train_rows": f"{run.data.train_rows:,}",
         "max_length": run.max_length,
         "trained": f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)}",
         "steps": run.steps,
@@ -101,8 +102,8 @@ def _words(run: Run) -> dict[str, Any]:
         "device": run.device,
         "memory": _peak(run),
         "about_memory": _about_memory(run),
-        "phases": _moments(run),
-        "strategies": [(word, STRATEGIES[word.partition(":")[0]].summary) for word in run.recipe],
+        "phases": _phases(run),
+        "strategies": [(spec, STRATEGIES[spec.partition(":")[0]].summary) for spec in run.recipe],
         "versions": ", ".join(f"{package} {number}" for package, number in run.versions.items()),
     }
 
@@ -113,24 +114,24 @@ def _quality(run: Run) -> str:
 
 
 def _peak(run: Run) -> str:
-    """Measured, and beside it what was foretold."""
+    """The measured peak, and the predicted one with its error."""
     measured, predicted = run.measured.peak_bytes, run.predicted.peak_bytes
-    beside = f" (foretold {format_bytes(predicted)}, {predicted / measured - 1:+.1%})" if predicted else ""
-    return f"{format_bytes(measured)} at the peak{beside}"
+    error = f" (predicted {format_bytes(predicted)}, {predicted / measured - 1:+.1%})" if predicted else ""
+    return f"peak {format_bytes(measured)}{error}"
 
 
 def _about_memory(run: Run) -> str:
-    highest = max(run.measured.phases, key=lambda name: run.measured.phases[name])
-    what = "the whole process" if "CPU" in run.device else "what torch reserved on the card"
+    phase = max(run.measured.phases, key=lambda name: run.measured.phases[name])
+    what = "the whole process" if "CPU" in run.device else "the memory that torch reserved on the GPU"
     effect = {
-        "same": "equal to that of the plain way, up to rounding",
-        "close": "close to that of the plain way: other arithmetic, the same quality",
-        "different": "not that of the plain way: another training, with fewer parameters or less text",
+        "same": "that of the baseline, equal to rounding",
+        "close": "close to that of the baseline: different arithmetic, same quality",
+        "different": "different from that of the baseline: fewer trained parameters or shorter text",
     }
-    return f"The peak is in {highest}; measured is {what}. The recipe's result is {effect[run.result]}."
+    return f"The peak is in {phase}; measured is {what}. The result is {effect[run.result]}."
 
 
-def _moments(run: Run) -> list[tuple[str, str, str]]:
+def _phases(run: Run) -> list[tuple[str, str, str]]:
     predicted = run.predicted.phases or {}
     return [
         (phase, format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size))

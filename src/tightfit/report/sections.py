@@ -1,4 +1,4 @@
-"""Cost: memory by moment, foretold beside measured; the largest tensors; time."""
+"""Sections of the report of a run: summary, setup, plan, memory and time, quality."""
 
 from __future__ import annotations
 
@@ -7,14 +7,246 @@ from typing import Any, NamedTuple
 
 from tightfit.report.i18n import Strings
 from tightfit.runs.folder import RunView
-from tightfit.runs.header import Texts
+from tightfit.runs.header import LengthStats
 from tightfit.units import format_bytes, format_count
 
-_IN_ORDER = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best", "between")
+Row = tuple[str, ...]
 
 
-class Moment(NamedTuple):
-    """A row of the table of moments."""
+# Summary: the run in one sentence and four numbers; where it stopped and how to resume it.
+
+
+_MAX_LABELS = 6
+
+
+class Tile(NamedTuple):
+    """One of the large numbers at the top."""
+
+    title: str
+    value: str
+    below: str
+
+
+def lead(view: RunView, strings: Strings) -> str:
+    """What was trained, in one sentence."""
+    data = view.data
+    labels = list(data.labels[:_MAX_LABELS]) if data else ["?"]
+    if data and len(data.labels) > _MAX_LABELS:
+        labels.append("…")
+    return strings(
+        "lead_random" if view.job.random_weights else "lead",
+        model=view.model,
+        rows=f"{data.train_rows:,}" if data else "?",
+        data=view.job.data.rpartition("/")[2],
+        labels=strings.join(labels),
+    )
+
+
+def tiles(view: RunView, strings: Strings) -> list[Tile]:
+    """Quality, memory, time and parameters, as far as an unfinished run has them."""
+    found = []
+    if "eval_f1" in view.metrics:
+        below = strings("on_validation", rows=f"{view.data.validation_rows:,}") if view.data else ""
+        found.append(Tile("F1", f"{view.metrics['eval_f1']:.4f}", below))
+    found += [_peak_tile(view, strings), _time_tile(view, strings)]
+    if view.parameters:
+        trained, total = (format_count(number) for number in view.parameters)
+        found.append(Tile(strings("trained_parameters"), trained, strings("of_all", all=total)))
+    return found
+
+
+def _peak_tile(view: RunView, strings: Strings) -> Tile:
+    measured, predicted = view.measured_peak, view.predicted_peak
+    if measured and predicted:
+        below = strings("predicted_as", size=format_bytes(predicted), error=f"{predicted / measured - 1:+.1%}")
+        return Tile(strings("peak"), format_bytes(measured), below)
+    if measured:
+        return Tile(strings("peak"), format_bytes(measured), strings("not_predicted"))
+    return Tile(strings("peak_predicted"), format_bytes(predicted) if predicted else "–", strings("not_measured"))
+
+
+def _time_tile(view: RunView, strings: Strings) -> Tile:
+    if view.run is None:
+        below = strings("of_steps", steps=f"{view.steps:,}") if view.steps else ""
+        return Tile(strings("steps"), f"{view.last_step:,}", below)
+    per_step = view.run.measured.seconds_per_step
+    below = strings("time_per_step", time=strings.seconds(per_step)) if per_step else ""
+    return Tile(strings("time"), strings.seconds(view.run.measured.seconds), below)
+
+
+class Unfinished(NamedTuple):
+    """Where a run stopped and why, and the command that resumes or restarts it."""
+
+    about: str
+    heading: str
+    command: str
+
+
+def unfinished(view: RunView, strings: Strings) -> Unfinished | None:
+    """None for a finished run."""
+    if view.run:
+        return None
+    steps, resumable = f"{view.steps:,}" if view.steps else "?", view.checkpoint is not None
+    where = strings("stopped_at", step=f"{view.last_step:,}", steps=steps) if resumable else strings("no_checkpoint")
+    attempts = view.header.attempts if view.header else []
+    error = attempts[-1].error if attempts else None
+    reason = strings("stop_reason", reason=error) if error else strings("no_stop_reason")
+    about = strings.paragraph([where, reason])
+    return Unfinished(about, strings("resume" if resumable else "restart"), view.resume_command)
+
+
+def resumed(view: RunView, strings: Strings) -> str | None:
+    """All starts of the run; None if there was only one."""
+    if view.attempts < 2:
+        return None
+    starts = [strings("started_from", when=_date_and_time(when), step=f"{step:,}") for when, step in view.starts]
+    return strings("resumed", times=view.attempts, starts=strings.join(starts) or "–")
+
+
+def _date_and_time(timestamp: str) -> str:
+    return timestamp.replace("T", " ").partition("+")[0]
+
+
+# Setup: the model, the data, the text lengths and the hyperparameters.
+
+
+def model_and_data(view: RunView, strings: Strings) -> list[Row]:
+    """The model, the data and the number of parameters."""
+    job, data, parameters = view.job, view.data, view.parameters
+    model = strings("model_random_weights", model=job.model) if job.random_weights else job.model
+    rows: list[Row] = [(strings("model"), model), (strings("task"), job.task), (strings("data"), job.data)]
+    if data:
+        rows.append(("", strings("rows", train=f"{data.train_rows:,}", validation=f"{data.validation_rows:,}")))
+        rows.append(("", strings("columns", text=" + ".join(data.text_columns), label=data.label_column)))
+        rows.append((strings("labels"), strings.join(data.labels)))
+    if parameters and parameters[1]:
+        rows.append((strings("parameters"), _parameters(*parameters, strings)))
+    return rows
+
+
+def _parameters(trained: int, total: int, strings: Strings) -> str:
+    share = f"{trained / total:.1%}"
+    return strings("parameters_of", trained=format_count(trained), all=format_count(total), share=share)
+
+
+def about_lengths(lengths: LengthStats, strings: Strings) -> str:
+    """What padding and truncation cost."""
+    computed, baseline = f"{lengths.padding_factor:.2f}", f"{lengths.padding_factor_unsorted:.2f}"
+    padding = strings("padding_cost", computed=computed, baseline=baseline)
+    return strings.paragraph([padding, _truncation(lengths, strings)])
+
+
+def _truncation(lengths: LengthStats, strings: Strings) -> str:
+    if not lengths.truncated_rows:
+        return strings("no_truncation", limit=lengths.limit)
+    share = f"{lengths.truncated_rows / sum(lengths.rows):.1%}"
+    sentence = strings("truncation_cost", rows=f"{lengths.truncated_rows:,}", share=share, limit=lengths.limit)
+    if lengths.truncated_tokens is None or lengths.tokens is None:
+        return sentence + strings("full_stop")
+    dropped = lengths.truncated_tokens / (lengths.tokens + lengths.truncated_tokens)
+    return sentence + strings("truncated_tokens", tokens=f"{lengths.truncated_tokens:,}", share=f"{dropped:.1%}")
+
+
+def setup(view: RunView, strings: Strings) -> list[Row]:
+    """The recipe, the hyperparameters, the device and the budget."""
+    job, budget = view.job, view.header.budget_bytes if view.header else None
+    rows: list[Row] = [
+        (strings("recipe"), " ".join(view.recipe) or strings("baseline")),
+        (strings("effect"), strings.result(view.result)),
+        (strings("batch"), strings("batch_rows", rows=job.batch_size)),
+        (strings("max_length"), strings("tokens_count", count=view.max_length)),
+        (strings("hyperparameters"), _hyperparameters(view, strings)),
+        (strings("seed"), str(job.seed)),
+        (strings("device"), strings.device(view.device or "–")),
+    ]
+    return [*rows, (strings("budget"), format_bytes(budget))] if budget else rows
+
+
+def _hyperparameters(view: RunView, strings: Strings) -> str:
+    job = view.job
+    return strings(
+        "hyperparameters_are",
+        epochs=f"{job.epochs:g}",
+        steps=f"{view.steps:,}" if view.steps else "?",
+        rate=f"{job.learning_rate:g}",
+        decay=f"{job.weight_decay:g}",
+        clip=f"{job.max_grad_norm:g}",
+    )
+
+
+# Plan: why this recipe, the alternatives, and what was rejected.
+
+
+def plan_summary(view: RunView, strings: Strings) -> list[str]:
+    """Whether the recipe was planned, for which budget, and what the baseline would need."""
+    plan = _plan(view)
+    if plan is None:
+        return [strings("plan_given") if view.recipe else strings("plan_none")]
+    made = strings("plan_made", budget=format_bytes(plan["budget_bytes"]), device=strings.device(plan["device"]))
+    baseline = plan["baseline"]
+    time = strings.seconds(baseline["seconds_per_epoch"])
+    return [made, strings("plan_baseline", peak=format_bytes(baseline["peak_bytes"]), time=time)]
+
+
+def strategies(view: RunView, strings: Strings) -> list[Row]:
+    """Each strategy of the recipe and what it does."""
+    return [(spec, strings.strategy(spec.partition(":")[0])) for spec in view.recipe]
+
+
+def reasons(view: RunView, strings: Strings) -> list[str]:
+    """The plan's reason for each strategy; empty if the recipe was not planned."""
+    plan = _plan(view)
+    if plan is None:
+        return []
+    return [_reason(reason, plan["seconds_per_epoch"], strings) for reason in plan.get("reason_details", [])]
+
+
+def _reason(reason: dict[str, Any], seconds: float, strings: Strings) -> str:
+    spec, without = reason["strategy"], reason["without"]
+    kinds = strings("reason_and").join(strings.kind(kind) for kind in reason["kinds"])
+    share = strings("reason_share", kinds=kinds, share=f"{reason['share']:.0%}") if kinds else ""
+    cost = ""
+    if without:
+        longer = without["seconds_per_epoch"] - seconds
+        key = "reason_slower" if longer > 0 else "reason_faster"
+        cost = strings(key, peak=format_bytes(without["peak_bytes"]), time=strings.seconds(abs(longer)))
+    return strings("reason", spec=spec, share=share, summary=strings.strategy(spec.partition(":")[0]), without=cost)
+
+
+def alternatives(view: RunView, strings: Strings) -> list[Row]:
+    """Recipe, peak, time per epoch and result: of the chosen recipe, the alternatives and the baseline."""
+    plan = _plan(view)
+    if plan is None:
+        return []
+    recipe, *others = _option(plan, strings)
+    chosen = (strings("chosen", recipe=recipe), *others)
+    return [chosen, *(_option(option, strings) for option in (*plan["alternatives"], plan["baseline"]))]
+
+
+def _option(option: dict[str, Any], strings: Strings) -> Row:
+    recipe = " ".join(option["recipe"]) or strings("baseline")
+    time = strings.seconds(option["seconds_per_epoch"])
+    return recipe, format_bytes(option["peak_bytes"]), time, strings.comparison(option["result"])
+
+
+def rejected(view: RunView) -> list[str]:
+    """The rejected strategies and why, as the planner wrote them (in English)."""
+    plan = _plan(view)
+    return list(plan["rejected"]) if plan else []
+
+
+def _plan(view: RunView) -> dict[str, Any] | None:
+    return view.header.plan if view.header else None
+
+
+# Memory and time: predicted beside measured, by phase; the largest tensors.
+
+
+_PHASE_ORDER = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best", "between")
+
+
+class PhaseRow(NamedTuple):
+    """A row of the table of phases."""
 
     name: str
     predicted: str
@@ -23,30 +255,13 @@ class Moment(NamedTuple):
     is_peak: bool
 
 
-def foretold_moments(account: RunView) -> Mapping[str, int]:
-    """Bytes, overhead included."""
-    if account.run and account.run.predicted.phases:
-        return account.run.predicted.phases
-    estimate = account.estimate
-    return (
-        {name: estimate["overhead_bytes"] + sum(kinds.values()) for name, kinds in estimate["phases"].items()}
-        if estimate
-        else {}
-    )
-
-
-def measured_moments(account: RunView) -> Mapping[str, int]:
-    """Bytes; nothing where the run did not finish."""
-    return account.run.measured.phases if account.run else {}
-
-
-def phases(account: RunView, strings: Strings) -> list[Moment]:
-    """Every moment that was foretold or measured, in the order of a training."""
-    predicted, measured = foretold_moments(account), measured_moments(account)
-    names = sorted({*predicted, *measured}, key=lambda name: (_place(name), name))
+def phases(view: RunView, strings: Strings) -> list[PhaseRow]:
+    """Every phase that was predicted or measured, in the order of a training."""
+    predicted, measured = predicted_phases(view), measured_phases(view)
+    names = sorted({*predicted, *measured}, key=lambda name: (_phase_order(name), name))
     peaks = measured or predicted
     return [
-        Moment(
+        PhaseRow(
             strings.phase(name),
             format_bytes(predicted[name]) if name in predicted else "–",
             format_bytes(measured[name]) if name in measured else "–",
@@ -57,13 +272,28 @@ def phases(account: RunView, strings: Strings) -> list[Moment]:
     ]
 
 
-def _place(name: str) -> int:
-    return _IN_ORDER.index(name) if name in _IN_ORDER else len(_IN_ORDER)
+def _phase_order(name: str) -> int:
+    return _PHASE_ORDER.index(name) if name in _PHASE_ORDER else len(_PHASE_ORDER)
 
 
-def about_peak(account: RunView, strings: Strings) -> str | None:
-    """The forecast in a sentence."""
-    estimate = account.estimate
+def predicted_phases(view: RunView) -> Mapping[str, int]:
+    """Predicted bytes of each phase, overhead included."""
+    if view.run and view.run.predicted.phases:
+        return view.run.predicted.phases
+    estimate = view.estimate
+    if estimate is None:
+        return {}
+    return {name: estimate["overhead_bytes"] + sum(kinds.values()) for name, kinds in estimate["phases"].items()}
+
+
+def measured_phases(view: RunView) -> Mapping[str, int]:
+    """Measured bytes of each phase; empty for an unfinished run."""
+    return view.run.measured.phases if view.run else {}
+
+
+def about_peak(view: RunView, strings: Strings) -> str | None:
+    """The predicted peak, its phase, the batch it is for, and its error band; None without a prediction."""
+    estimate = view.estimate
     if estimate is None:
         return None
     low, high = (format_bytes(size) for size in estimate["error_band"])
@@ -78,304 +308,70 @@ class TensorRow(NamedTuple):
     kind: str
     shape: str
     each: str
-    together: str
+    total: str
 
 
-def largest(account: RunView, strings: Strings) -> list[TensorRow]:
-    """The most memory first."""
-    tensors = account.beginning.largest if account.beginning else []
+def largest_tensors(view: RunView, strings: Strings) -> list[TensorRow]:
+    """The tensors that are alive at the peak, largest total first."""
+    groups = view.header.largest_tensors if view.header else []
     return [
         TensorRow(
-            strings("owner_unknown") if each.owner is None else each.owner or strings("owner_model"),
-            strings.kind(each.kind),
-            " × ".join(map(str, each.shape)) if each.shape else strings("unknown"),
-            f"{each.count} × {format_bytes(each.bytes)}" if each.count > 1 else format_bytes(each.bytes),
-            format_bytes(each.count * each.bytes),
+            strings("owner_unknown") if group.owner is None else group.owner or strings("owner_model"),
+            strings.kind(group.kind),
+            " × ".join(map(str, group.shape)) if group.shape else strings("unknown"),
+            f"{group.count} × {format_bytes(group.bytes)}" if group.count > 1 else format_bytes(group.bytes),
+            format_bytes(group.count * group.bytes),
         )
-        for each in tensors
+        for group in groups
     ]
 
 
-def times(account: RunView, strings: Strings) -> list[tuple[str, str, str]]:
-    """What, measured, foretold."""
-    pace = account.beginning.seconds_per_step if account.beginning else None
-    run = account.run
+def times(view: RunView, strings: Strings) -> list[Row]:
+    """What was timed, measured and predicted."""
+    per_step = view.header.seconds_per_step if view.header else None
+    run = view.run
     if run is None:
-        return [(strings("step_time"), "–", strings.seconds(pace))] if pace else []
-    pace = run.predicted.seconds_per_step or pace
-    rows = [(strings("whole_time"), strings.seconds(run.measured.seconds), "–")]
+        return [(strings("step_time"), "–", strings.seconds(per_step))] if per_step else []
+    per_step = run.predicted.seconds_per_step or per_step
+    rows: list[Row] = [(strings("total_time"), strings.seconds(run.measured.seconds), "–")]
     if run.measured.seconds_per_step:
-        predicted = strings.seconds(pace) if pace else "–"
+        predicted = strings.seconds(per_step) if per_step else "–"
         rows.append((strings("step_time"), strings.seconds(run.measured.seconds_per_step), predicted))
     if run.measured.epochs and len(run.measured.epochs) > 1:
-        rows.append((strings("epoch_times"), ", ".join(strings.seconds(each) for each in run.measured.epochs), "–"))
+        rows.append((strings("epoch_times"), strings.join(map(strings.seconds, run.measured.epochs)), "–"))
     return rows
 
 
-# Facts: what was trained and how, as rows of a table; and how long the texts are.
-
-
-Row = tuple[str, str]
-
-
-def trained(account: RunView, strings: Strings) -> list[Row]:
-    """The model, the data, the parameters."""
-    job, data, parameters = account.job, account.data, account.parameters
-    weights = f" ({strings('random_weights')})" if job.random_weights else ""
-    rows = [(strings("model"), job.model + weights), (strings("task"), job.task), (strings("data"), job.data)]
-    if data:
-        rows.append(("", strings("rows", train=f"{data.train_rows:,}", validation=f"{data.validation_rows:,}")))
-        rows.append(("", strings("columns", text=" + ".join(data.text_columns), label=data.label_column)))
-        rows.append((strings("labels"), ", ".join(data.labels)))
-    if parameters and parameters[1]:
-        learn, every = parameters
-        of = strings(
-            "parameters_of", trained=format_count(learn), all=format_count(every), share=f"{learn / every:.1%}"
-        )
-        rows.append((strings("parameters"), of))
-    return rows
-
-
-def how(account: RunView, strings: Strings) -> list[Row]:
-    """The recipe's numbers, in the words of the job."""
-    job, steps = account.job, account.steps
-    budget = account.beginning.budget_bytes if account.beginning else None
-    rows = [
-        (strings("recipe"), " ".join(account.recipe) or strings("plain")),
-        (strings("effect"), strings.result(account.result)),
-        (strings("batch"), strings("batch_rows", rows=job.batch_size)),
-        (strings("text_limit"), strings("tokens_count", count=account.max_length)),
-        (
-            strings("schedule"),
-            strings(
-                "schedule_is",
-                epochs=f"{job.epochs:g}",
-                steps=f"{steps:,}" if steps else "?",
-                rate=f"{job.learning_rate:g}",
-                decay=f"{job.weight_decay:g}",
-                clip=f"{job.max_grad_norm:g}",
-            ),
-        ),
-        (strings("seed"), str(job.seed)),
-        (strings("device"), strings.device(account.device or "–")),
-    ]
-    return [*rows, (strings("budget"), format_bytes(budget))] if budget else rows
-
-
-def strategies(account: RunView, strings: Strings) -> list[Row]:
-    """What each strategy of the recipe is for."""
-    return [(word, strings.strategy(word.partition(":")[0])) for word in account.recipe]
-
-
-def about_texts(texts: Texts, strings: Strings) -> list[str]:
-    """What padding and cutting cost."""
-    padding = strings(
-        "padding_cost", computed=f"{texts.padding_factor:.2f}", plain=f"{texts.padding_factor_unsorted:.2f}"
-    )
-    return [padding, _about_cut(texts, strings)]
-
-
-def _about_cut(texts: Texts, strings: Strings) -> str:
-    if not texts.truncated_rows:
-        return strings("cutting_none", limit=texts.limit)
-    share = f"{texts.truncated_rows / sum(texts.rows):.1%}"
-    sentence = strings("cutting_cost", rows=f"{texts.truncated_rows:,}", share=share, limit=texts.limit)
-    if texts.cut_tokens is None or texts.tokens is None:
-        return sentence + strings("full_stop")
-    lost = texts.cut_tokens / (texts.tokens + texts.cut_tokens)
-    return sentence + strings("cutting_tokens", tokens=f"{texts.cut_tokens:,}", share=f"{lost:.1%}")
-
-
-# Opening: the run in a sentence and four numbers; where it stopped and how to go on.
-
-
-_LABELS = 6
-
-
-class Tile(NamedTuple):
-    """A number to see at once."""
-
-    title: str
-    value: str
-    below: str
-
-
-def lead(account: RunView, strings: Strings) -> str:
-    """What it is."""
-    data = account.data
-    shown = list(data.labels[:_LABELS]) if data else []
-    labels = ", ".join(shown) + (", …" if data and len(data.labels) > _LABELS else "")
-    return strings(
-        "lead_random" if account.job.random_weights else "lead",
-        model=account.model,
-        rows=f"{data.train_rows:,}" if data else "?",
-        data=account.job.data.rpartition("/")[2],
-        labels=labels or "?",
-    )
-
-
-def tiles(account: RunView, strings: Strings) -> list[Tile]:
-    """Quality, memory, time, parameters; of a run that did not finish what there is of them."""
-    found = []
-    if "eval_f1" in account.metrics:
-        held_out = strings("held_out", rows=f"{account.data.validation_rows:,}") if account.data else ""
-        found.append(Tile("F1", f"{account.metrics['eval_f1']:.4f}", held_out))
-    found.append(_peak(account, strings))
-    if account.run:
-        pace = account.run.measured.seconds_per_step
-        below = strings("time_a_step", time=strings.seconds(pace)) if pace else ""
-        found.append(Tile(strings("time"), strings.seconds(account.run.measured.seconds), below))
-    else:
-        below = strings("of_steps", steps=f"{account.steps:,}") if account.steps else ""
-        found.append(Tile(strings("step_of_steps"), f"{account.reached:,}", below))
-    if account.parameters:
-        trained, all_of_them = (format_count(number) for number in account.parameters)
-        found.append(Tile(strings("trained_parameters"), trained, strings("of_all", all=all_of_them)))
-    return found
-
-
-def _peak(account: RunView, strings: Strings) -> Tile:
-    measured, predicted = account.measured_peak, account.predicted_peak
-    if measured and predicted:
-        below = strings("foretold_as", size=format_bytes(predicted), error=f"{predicted / measured - 1:+.1%}")
-        return Tile(strings("peak"), format_bytes(measured), below)
-    if measured:
-        return Tile(strings("peak"), format_bytes(measured), strings("not_foretold"))
-    return Tile(
-        f"{strings('peak')}, {strings('predicted')}",
-        format_bytes(predicted) if predicted else "–",
-        strings("not_measured"),
-    )
-
-
-class Unfinished(NamedTuple):
-    """Where a run stopped, what it said, and the command that goes on."""
-
-    lines: list[str]
-    heading: str
-    command: str
-
-
-def unfinished(account: RunView, strings: Strings) -> Unfinished | None:
-    """None where the run came to its end."""
-    if account.run:
-        return None
-    steps = f"{account.steps:,}" if account.steps else "?"
-    there = account.checkpoint is not None
-    where = strings("stopped_at", step=f"{account.reached:,}", steps=steps) if there else strings("stopped_before")
-    attempts = account.beginning.attempts if account.beginning else []
-    reason = attempts[-1].ended if attempts else None
-    said = strings("it_said", reason=reason) if reason else strings("it_said_nothing")
-    return Unfinished([where, said], strings("go_on" if there else "begin_again"), account.go_on)
-
-
-def resumed(account: RunView, strings: Strings) -> str | None:
-    """How often it was started; None for once."""
-    if account.attempts < 2:
-        return None
-    starts = [strings("started_from", when=_day(when), step=f"{step:,}") for when, step in account.starts]
-    return strings("resumed", times=account.attempts, starts="; ".join(starts) or "–")
-
-
-def _day(when: str) -> str:
-    return when.replace("T", " ").partition("+")[0]
-
-
-# Quality: the scores of every evaluation, and which of them was kept.
+# Quality: the scores of every evaluation, and which weights were saved.
 
 
 _SCORES = ("eval_f1", "eval_accuracy", "eval_loss")
 _NOT_SCORES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
-def names(account: RunView) -> list[str]:
+def score_names(view: RunView) -> list[str]:
     """The scores that were measured, the usual ones first."""
-    found = dict.fromkeys(key for entry in account.evaluations for key in entry if key.startswith("eval_"))
+    found = dict.fromkeys(key for entry in view.evaluations for key in entry if key.startswith("eval_"))
     others = [key for key in found if key not in (*_SCORES, *_NOT_SCORES)]
     return [*(key for key in _SCORES if key in found), *others]
 
 
-def table(account: RunView) -> tuple[list[str], list[tuple[bool, list[str]]]]:
-    """Headings, and a row for each evaluation: whether its weights were kept, and its numbers."""
-    keys, kept = names(account), account.metrics.get("epoch") if account.run else None
+def score_table(view: RunView, strings: Strings) -> tuple[list[str], list[tuple[bool, list[str]]]]:
+    """Headings, and for each evaluation whether its weights were saved, and its scores."""
+    keys, kept = score_names(view), view.metrics.get("epoch") if view.run else None
     rows = []
-    for entry in account.evaluations:
+    for entry in view.evaluations:
         cells = [_number(entry.get("epoch"), ".2f"), _number(entry.get("step"), ".0f")]
         rows.append((entry.get("epoch") == kept, [*cells, *(_number(entry.get(key), ".4f") for key in keys)]))
-    return [_title(key) for key in keys], rows
+    return [strings.metric(key.removeprefix("eval_")) for key in keys], rows
 
 
-def kept(account: RunView, strings: Strings) -> str | None:
-    """Which epoch's weights the model has; None where there was only one to choose from."""
-    if account.run is None or len(account.evaluations) < 2 or "epoch" not in account.metrics:
+def kept_epoch(view: RunView, strings: Strings) -> str | None:
+    """Which epoch's weights were saved; None if there was only one evaluation."""
+    if view.run is None or len(view.evaluations) < 2 or "epoch" not in view.metrics:
         return None
-    return strings("kept_epoch", epoch=f"{account.metrics['epoch']:g}")
-
-
-def _title(key: str) -> str:
-    name = key.removeprefix("eval_")
-    return {"f1": "F1"}.get(name, name)
+    return strings("kept_epoch", epoch=f"{view.metrics['epoch']:g}")
 
 
 def _number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
-
-
-# Why: the plan's reasons in the reader's language, and what else would have fitted.
-
-
-Cells = tuple[str, ...]
-
-
-def opening(account: RunView, strings: Strings) -> list[str]:
-    """Whether it was planned, and for what."""
-    plan = _plan(account)
-    if plan is None:
-        return [strings("plan_given") if account.recipe else strings("plan_none")]
-    made = strings("plan_made", budget=format_bytes(plan["budget_bytes"]), device=strings.device(plan["device"]))
-    plain = plan["baseline"]
-    time = strings.seconds(plain["seconds_per_epoch"])
-    return [made, strings("plan_plain", peak=format_bytes(plain["peak_bytes"]), time=time)]
-
-
-def reasons(account: RunView, strings: Strings) -> list[str]:
-    """One for each strategy; nothing where nothing was planned."""
-    plan = _plan(account)
-    return [_reason(why, plan["seconds_per_epoch"], strings) for why in plan.get("reason_details", [])] if plan else []
-
-
-def _reason(why: dict[str, Any], seconds: float, strings: Strings) -> str:
-    word, without = why["strategy"], why["without"]
-    kinds = strings("reason_and").join(strings.kind(kind) for kind in why["kinds"])
-    share = strings("reason_share", kinds=kinds, share=f"{why['share']:.0%}") if kinds else ""
-    beside = ""
-    if without:
-        longer = without["seconds_per_epoch"] - seconds
-        key = "reason_slower" if longer > 0 else "reason_faster"
-        beside = strings(key, peak=format_bytes(without["peak_bytes"]), time=strings.seconds(abs(longer)))
-    return strings("reason", word=word, share=share, summary=strings.strategy(word.partition(":")[0]), without=beside)
-
-
-def options(account: RunView, strings: Strings) -> list[Cells]:
-    """The chosen recipe, the alternatives, the plain way: recipe, peak, an epoch, effect on the result."""
-    plan = _plan(account)
-    if plan is None:
-        return []
-    chosen = _cells(plan, strings, f" ({strings('chosen')})")
-    return [chosen, *(_cells(option, strings) for option in (*plan["alternatives"], plan["baseline"]))]
-
-
-def rejected(account: RunView) -> list[str]:
-    """What was not taken, in the planner's own words."""
-    plan = _plan(account)
-    return list(plan["rejected"]) if plan else []
-
-
-def _cells(option: dict[str, Any], strings: Strings, mark: str = "") -> Cells:
-    recipe = (" ".join(option["recipe"]) or strings("plain")) + mark
-    time = strings.seconds(option["seconds_per_epoch"])
-    return recipe, format_bytes(option["peak_bytes"]), time, option["result"]
-
-
-def _plan(account: RunView) -> dict[str, Any] | None:
-    return account.beginning.plan if account.beginning else None

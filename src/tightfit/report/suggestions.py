@@ -1,4 +1,4 @@
-"""Next step: the cheapest lever first, with the gain that was foretold for it; no number that nobody computed."""
+"""Suggestions for the next run: the cheapest change first, with its predicted gain."""
 
 from __future__ import annotations
 
@@ -12,80 +12,76 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result
 from tightfit.units import format_bytes
 
-_WORTH_IT = 0.02  # of the peak
-_OFTEN_CUT = 0.05  # of the texts
+_MIN_SAVING = 0.02  # of the peak
+_MANY_TRUNCATED = 0.05  # of the texts
 
 
-class Step(NamedTuple):
-    """A sentence, and the command that does it."""
+class Suggestion(NamedTuple):
+    """A sentence, and the command for it."""
 
     sentence: str
     command: str | None = None
 
 
-def next_steps(account: RunView, strings: Strings) -> list[Step]:
-    """What is worth a try, most worthwhile first."""
-    go_on = strings("next_go_on" if account.checkpoint else "next_begin")
-    steps = [] if account.run else [Step(go_on, account.go_on)]
-    return [*steps, _less_memory(account, strings), *_less_time(account, strings), *_better(account, strings)]
+def suggestions(view: RunView, strings: Strings) -> list[Suggestion]:
+    """Finish the run first; then less memory, less time, better quality."""
+    first = strings("next_resume" if view.checkpoint else "next_restart")
+    finish = [] if view.run else [Suggestion(first, view.resume_command)]
+    return [*finish, _less_memory(view, strings), *_less_time(view, strings), *_better_quality(view, strings)]
 
 
-def _less_memory(account: RunView, strings: Strings) -> Step:
-    return (
-        _known_to_be_smaller(account, strings)
-        or _what_frees_most(account, strings)
-        or _ask_for_a_plan(account, strings)
-    )
+def _less_memory(view: RunView, strings: Strings) -> Suggestion:
+    return _smaller_recipe(view, strings) or _reduce_largest_kind(view, strings) or _search_plan(view, strings)
 
 
-def _known_to_be_smaller(account: RunView, strings: Strings) -> Step | None:
-    """Of the recipes whose peak was foretold, the one that costs the least time for what it saves."""
-    now, options = _foretold_options(account)
+def _smaller_recipe(view: RunView, strings: Strings) -> Suggestion | None:
+    """Of the recipes with a predicted peak, the one that costs the least time per byte saved."""
+    now, options = _predicted_options(view)
     if now is None:
         return None
-    smaller = [each for each in options if each["peak_bytes"] < now["peak_bytes"] * (1 - _WORTH_IT)]
+    smaller = [option for option in options if option["peak_bytes"] < now["peak_bytes"] * (1 - _MIN_SAVING)]
     if not smaller:
         return None
-    best = min(smaller, key=lambda option: (_price(option, now), option["peak_bytes"]))
+    best = min(smaller, key=lambda option: (_seconds_per_byte(option, now), option["peak_bytes"]))
     sentence = strings(
         "next_smaller",
         recipe=" ".join(best["recipe"]),
         peak=format_bytes(best["peak_bytes"]),
         now=format_bytes(now["peak_bytes"]),
         saved=format_bytes(now["peak_bytes"] - best["peak_bytes"]),
-        time=_longer(best, now, strings),
+        time=_time_difference(best, now, strings),
         result=strings.result(best["result"]),
     )
-    return Step(sentence, account.again(f"{account.folder}-smaller", *_uses(best["recipe"])))
+    return Suggestion(sentence, view.rerun_command(f"{view.folder}-smaller", *_use_options(best["recipe"])))
 
 
-def _foretold_options(account: RunView) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """What was chosen and what else was looked at, as they were foretold together."""
-    known = account.beginning
-    if known and known.plan:
-        return known.plan, list(known.plan["alternatives"])
-    peak = account.predicted_peak
-    return ({"peak_bytes": peak} if peak else None), [each.model_dump() for each in known.smaller] if known else []
+def _predicted_options(view: RunView) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The recipe of the run and others, as they were predicted together."""
+    header = view.header
+    if header and header.plan:
+        return header.plan, list(header.plan["alternatives"])
+    now = {"peak_bytes": view.predicted_peak} if view.predicted_peak else None
+    return now, [recipe.model_dump() for recipe in header.smaller_recipes] if header else []
 
 
-def _price(option: dict[str, Any], now: dict[str, Any]) -> float:
-    """Seconds an epoch for each byte that is saved; nothing where it is no slower or nobody knows."""
+def _seconds_per_byte(option: dict[str, Any], now: dict[str, Any]) -> float:
+    """Seconds per epoch for each byte saved; 0 if it is no slower or its time is unknown."""
     if "seconds_per_epoch" not in option or "seconds_per_epoch" not in now:
         return 0.0
     longer = max(0.0, option["seconds_per_epoch"] - now["seconds_per_epoch"])
     return float(longer / (now["peak_bytes"] - option["peak_bytes"]))
 
 
-def _longer(option: dict[str, Any], now: dict[str, Any], strings: Strings) -> str:
+def _time_difference(option: dict[str, Any], now: dict[str, Any], strings: Strings) -> str:
     if "seconds_per_epoch" not in option or "seconds_per_epoch" not in now:
         return ""
     longer = option["seconds_per_epoch"] - now["seconds_per_epoch"]
     return strings("next_slower" if longer > 0 else "next_faster", time=strings.seconds(abs(longer)))
 
 
-def _what_frees_most(account: RunView, strings: Strings) -> Step | None:
-    """The largest kind of the peak, and what makes it smaller: how much, a rehearsal tells."""
-    estimate = account.estimate
+def _reduce_largest_kind(view: RunView, strings: Strings) -> Suggestion | None:
+    """The largest kind of memory at the peak, the strategies that reduce it, and a command that estimates the first."""
+    estimate = view.estimate
     if estimate is None:
         return None
     kinds = {kind: size for kind, size in estimate["phases"][estimate["phase"]].items() if kind != "allocator"}
@@ -95,61 +91,62 @@ def _what_frees_most(account: RunView, strings: Strings) -> Step | None:
         "kind": strings.kind(kind),
         "size": format_bytes(kinds[kind]),
     }
-    specs = _strategies_for(kind, account.recipe)
+    specs = _strategies_for(kind, view.recipe)
     if not specs:
-        return Step(strings("next_nothing_frees", **values))
-    uses = [*account.recipe, specs[0]]
-    command = shlex.join(["tightfit", "estimate", str(account.folder / "job.yaml"), *_uses(uses)])
-    return Step(strings("next_kind", **values, strategies=", ".join(specs)), command)
+        return Suggestion(strings("next_kind_none", **values))
+    options = _use_options([*view.recipe, specs[0]])
+    command = shlex.join(["tightfit", "estimate", str(view.folder / "job.yaml"), *options])
+    return Suggestion(strings("next_kind", **values, strategies=strings.join(specs)), command)
 
 
 def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
-    """Those that free a kind, do not change what is trained, and go with the recipe; gentlest first."""
-    there = {word.partition(":")[0] for word in recipe}
-    chosen = {STRATEGIES[name].exclusive for name in there if name in STRATEGIES} - {None}
-    in_pass = any(STRATEGIES[name].steps_in_backward for name in there if name in STRATEGIES)
+    """Strategies that free a kind, keep what is trained and combine with the recipe, in the order of the list."""
+    used = {spec.partition(":")[0] for spec in recipe}
+    taken = {STRATEGIES[name].exclusive for name in used if name in STRATEGIES} - {None}
+    in_backward = any(STRATEGIES[name].steps_in_backward for name in used if name in STRATEGIES)
     return [
         strategy.example()
         for name, strategy in STRATEGIES.items()
         if kind in [each.value for each in strategy.frees]
         and strategy.result is not Result.DIFFERENT
-        and name not in there
-        and strategy.exclusive not in chosen
-        and not (in_pass and strategy.exclusive == "micro-batch")
+        and name not in used
+        and strategy.exclusive not in taken
+        and not (in_backward and strategy.exclusive == "micro-batch")
     ]
 
 
-def _ask_for_a_plan(account: RunView, strings: Strings) -> Step:
-    command = shlex.join(["tightfit", "plan", str(account.folder / "job.yaml"), "--budget", "4GB"])
-    return Step(strings("next_plan"), command)
+def _search_plan(view: RunView, strings: Strings) -> Suggestion:
+    command = shlex.join(["tightfit", "plan", str(view.folder / "job.yaml"), "--budget", "4GB"])
+    return Suggestion(strings("next_plan"), command)
 
 
-def _less_time(account: RunView, strings: Strings) -> Iterator[Step]:
-    plan = account.beginning.plan if account.beginning else None
+def _less_time(view: RunView, strings: Strings) -> Iterator[Suggestion]:
+    plan = view.header.plan if view.header else None
     if plan is None:
         return
-    gained = plan["seconds_per_epoch"] - plan["baseline"]["seconds_per_epoch"]
-    if gained > 0.05 * plan["seconds_per_epoch"]:
-        yield Step(
-            strings("next_plain", peak=format_bytes(plan["baseline"]["peak_bytes"]), time=strings.seconds(gained))
-        )
-    for line in plan.get("advice", [])[:1]:
-        yield Step(strings("next_advice", line=line))
+    baseline = plan["baseline"]
+    saved = plan["seconds_per_epoch"] - baseline["seconds_per_epoch"]
+    if saved > 0.05 * plan["seconds_per_epoch"]:
+        peak, time = format_bytes(baseline["peak_bytes"]), strings.seconds(saved)
+        yield Suggestion(strings("next_baseline", peak=peak, time=time))
+    for line in plan.get("length_advice", [])[:1]:
+        yield Suggestion(strings("next_shorter", line=line))
 
 
-def _better(account: RunView, strings: Strings) -> Iterator[Step]:
-    texts = account.beginning.texts if account.beginning else None
-    if texts and texts.truncated_rows > _OFTEN_CUT * sum(texts.rows):
-        yield Step(strings("next_cut", share=f"{texts.truncated_rows / sum(texts.rows):.0%}", limit=texts.limit))
-    evaluations, best = account.evaluations, account.metrics.get("epoch")
-    if account.run is None or not evaluations or best is None or account.job.max_steps:
+def _better_quality(view: RunView, strings: Strings) -> Iterator[Suggestion]:
+    lengths = view.header.lengths if view.header else None
+    if lengths and lengths.truncated_rows > _MANY_TRUNCATED * sum(lengths.rows):
+        share = f"{lengths.truncated_rows / sum(lengths.rows):.0%}"
+        yield Suggestion(strings("next_longer", share=share, limit=lengths.limit))
+    evaluations, best = view.evaluations, view.metrics.get("epoch")
+    if view.run is None or not evaluations or best is None or view.job.max_steps:
         return
     if evaluations[-1].get("epoch") == best:
-        more = ["--epochs", f"{account.job.epochs + 1:g}"]
-        yield Step(strings("next_epoch"), f"{account.go_on} {shlex.join(more)}")
+        more = shlex.join(["--epochs", f"{view.job.epochs + 1:g}"])
+        yield Suggestion(strings("next_epoch"), f"{view.resume_command} {more}")
     else:
-        yield Step(strings("next_fewer", best=f"{best:g}", epochs=f"{account.job.epochs:g}"))
+        yield Suggestion(strings("next_fewer", best=f"{best:g}", epochs=f"{view.job.epochs:g}"))
 
 
-def _uses(recipe: list[str]) -> list[str]:
-    return [word for strategy in recipe for word in ("--use", strategy)]
+def _use_options(recipe: list[str]) -> list[str]:
+    return [option for spec in recipe for option in ("--use", spec)]

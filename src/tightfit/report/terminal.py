@@ -1,4 +1,4 @@
-"""Results as text for a terminal."""
+"""Results as text for a terminal: runs, estimates, plans, strategies, evaluations and predictions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.planning.plan import Option, Plan
+from tightfit.report.i18n import Strings
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
@@ -23,29 +24,35 @@ if TYPE_CHECKING:
     from tightfit.inference import Evaluation, Prediction
 
 _BAR = 12
+_STRINGS = Strings("en")
+
+
+# Runs.
 
 
 def show_run(run: Run, console: Console) -> None:
-    """What was trained, how good it is, what it took, where the memory went."""
+    """What was trained, its scores, its time, and its memory by phase."""
     trained = f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)} parameters"
     console.print(f"\n{run.folder}: {trained} trained in {run.steps} steps", markup=False, style="bold")
-    console.print(f"recipe    {' '.join(run.recipe) or 'plain'} (result: {run.result})", markup=False)
+    console.print(f"recipe    {' '.join(run.recipe) or 'baseline'} (result: {run.result})", markup=False)
     scores = [f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy", "loss")]
-    console.print(f"quality   {', '.join(scores)} on {run.data.validation_rows:,} held-out rows")
-    per_step = run.measured.seconds_per_step
-    foretold_step = run.predicted.seconds_per_step
-    expected = f" (foretold {format_seconds(foretold_step)})" if foretold_step else ""
-    pace = f", {format_seconds(per_step)} a step{expected}" if per_step else ""
-    console.print(f"time      {format_seconds(run.measured.seconds)}{pace}")
-    predicted = run.predicted.peak_bytes
-    beside = f", foretold {format_bytes(predicted)}" if predicted else ""
-    console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}{beside}")
-    console.print(_moments(run))
+    console.print(f"quality   {', '.join(scores)} on {run.data.validation_rows:,} validation rows")
+    console.print(f"time      {format_seconds(run.measured.seconds)}{_step_time(run)}")
+    predicted = f", predicted {format_bytes(run.predicted.peak_bytes)}" if run.predicted.peak_bytes else ""
+    console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}{predicted}")
+    console.print(_phases(run))
 
 
-def _moments(run: Run) -> Table:
+def _step_time(run: Run) -> str:
+    measured, predicted = run.measured.seconds_per_step, run.predicted.seconds_per_step
+    if not measured:
+        return ""
+    return f", {format_seconds(measured)} per step" + (f" (predicted {format_seconds(predicted)})" if predicted else "")
+
+
+def _phases(run: Run) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("  moment", "measured", "predicted", "", ""):
+    for heading in ("  phase", "measured", "predicted", "", ""):
         table.add_column(heading, justify="right" if heading in ("measured", "predicted") else "left")
     predicted = run.predicted.phases or {}
     for phase, size in run.measured.phases.items():
@@ -56,33 +63,39 @@ def _moments(run: Run) -> Table:
     return table
 
 
+# Estimates.
+
+
+_SHORT_KINDS = {
+    MemoryKind.GRADIENTS: "grads",
+    MemoryKind.OPTIMIZER_STATE: "state",
+    MemoryKind.ACTIVATIONS: "activ.",
+    MemoryKind.TEMPORARY: "temp",
+    MemoryKind.ALLOCATOR: "cache",
+}
+
+
 def show_estimate(estimate: Estimate, console: Console) -> None:
-    """Bytes by moment and kind, with a bar that can be read at a glance, and whether the device has that much."""
-    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters train"
+    """Memory by phase and kind with a bar for each phase, and whether it fits the device."""
+    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters trained"
     console.print(
-        f"peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.title}; {trained}", style="bold"
+        f"peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.label}; {trained}", style="bold"
     )
-    console.print(_by_moment_and_kind(estimate))
-    overhead = "the process itself" if estimate.device.kind == "cpu" else "the card's own"
-    console.print(f"{format_bytes(estimate.overhead)} of each is {overhead}; {estimate.worst}.", markup=False)
+    console.print(_phases_and_kinds(estimate))
+    overhead = f"{format_bytes(estimate.overhead)} of each phase is {_overhead_name(estimate)}"
+    console.print(f"{overhead}; {estimate.worst}.", markup=False)
     for note in estimate.notes:
         console.print(note, markup=False)
     if estimate.host:
-        console.print(_beside_the_card(estimate), markup=False)
-    console.print(_verdict(estimate), markup=False)
+        console.print(_host_memory(estimate), markup=False)
+    console.print(_fit_verdict(estimate), markup=False)
 
 
-def _beside_the_card(estimate: Estimate) -> str:
-    there = estimate.device.host_memory
-    has = (
-        ""
-        if there is None
-        else f", which has {format_bytes(there)}: {'it fits' if estimate.fits_host else 'too little'}"
-    )
-    return f"{format_bytes(estimate.host)} beside it wait in the memory of the machine around the card{has}."
+def _overhead_name(estimate: Estimate) -> str:
+    return _STRINGS.kind("process" if estimate.device.kind == "cpu" else "context")
 
 
-def _by_moment_and_kind(estimate: Estimate) -> Table:
+def _phases_and_kinds(estimate: Estimate) -> Table:
     kinds = [
         kind
         for kind in MemoryKind
@@ -91,7 +104,7 @@ def _by_moment_and_kind(estimate: Estimate) -> Table:
     unit, name = (1 << 30, "GiB") if estimate.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
     table.add_column(name, no_wrap=True)
-    for heading in ("all", *(_SHORT.get(kind, kind.value) for kind in kinds)):
+    for heading in ("total", *(_SHORT_KINDS.get(kind, kind.value) for kind in kinds)):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for phase, sizes in estimate.phases.items():
@@ -102,34 +115,133 @@ def _by_moment_and_kind(estimate: Estimate) -> Table:
     return table
 
 
-def _bar(used: int, held: int, peak: int) -> str:
-    """What is used as a solid bar, what the allocator only holds as a pale one behind it."""
+def _bar(used: int, reserved: int, peak: int) -> str:
+    """Used memory as a solid bar, the rest of what the allocator has reserved as a pale one behind it."""
     solid = max(1, round(_BAR * used / peak))
-    return "█" * solid + "░" * (round(_BAR * held / peak) - solid)
+    return "█" * solid + "░" * (round(_BAR * reserved / peak) - solid)
 
 
-_SHORT = {
-    MemoryKind.GRADIENTS: "grads",
-    MemoryKind.OPTIMIZER_STATE: "state",
-    MemoryKind.ACTIVATIONS: "activ.",
-    MemoryKind.TEMPORARY: "temp",
-    MemoryKind.ALLOCATOR: "held",
-}
+def _host_memory(estimate: Estimate) -> str:
+    available = estimate.device.host_bytes
+    used = f"Host memory: {format_bytes(estimate.host)} for offloaded tensors"
+    if available is None:
+        return f"{used}."
+    return f"{used} of {format_bytes(available)}: {'it fits' if estimate.fits_host else 'it does not fit'}."
 
 
-def _verdict(estimate: Estimate) -> str:
+def _fit_verdict(estimate: Estimate) -> str:
     low, high = (format_bytes(size) for size in estimate.error_band)
-    band = f"Measured runs say: between {low} and {high}."
-    if estimate.device.memory is None:
+    band = f"Given the error of measured runs, expect {low} to {high}."
+    if estimate.device.total_bytes is None:
         return band
-    there = f"{estimate.device.title} has {format_bytes(estimate.device.memory)}"
+    capacity = f"{estimate.device.label} has {format_bytes(estimate.device.total_bytes)}"
     if estimate.fits:
-        return f"{band} It fits: {there}."
+        return f"{band} It fits: {capacity}."
     if not estimate.fits_host:
-        return f"{band} It does not fit the machine around the card."
-    if estimate.peak <= estimate.device.memory:
-        return f"{band} It may not fit: {there}."
-    return f"{band} It does not fit: {there}, {format_bytes(estimate.peak - estimate.device.memory)} too little."
+        return f"{band} It does not fit: there is too little host memory."
+    if estimate.peak <= estimate.device.total_bytes:
+        return f"{band} It may not fit: {capacity}."
+    return (
+        f"{band} It does not fit: {capacity}, {format_bytes(estimate.peak - estimate.device.total_bytes)} too little."
+    )
+
+
+# Plans, also as HTML for a notebook.
+
+
+_WIDTH = 100
+_HEADINGS = ("peak", "time/epoch", "result", "recipe")
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """The chosen recipe and why, what the baseline needs, what was rejected, and the alternatives."""
+    console.print(verdict(plan), style="bold", markup=False)
+    console.print(f"\nBaseline  {baseline_line(plan)}", markup=False)
+    for heading, lines in sections(plan):
+        console.print(f"\n{heading}", style="bold", markup=False)
+        for line in lines:
+            console.print(f"  {line}", markup=False)
+    if plan.alternatives:
+        console.print("\nAlternatives", style="bold")
+        for line in _alternatives(plan):
+            console.print(f"  {line}", markup=False)
+
+
+def plan_as_text(plan: Plan) -> str:
+    """The plan and its notes without colours."""
+    page = StringIO()
+    console = Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True)
+    show_plan(plan, console)
+    for note in plan.notes:  # the command line logs them before it prints the plan
+        console.print(f"\n{note}", markup=False)
+    return page.getvalue()
+
+
+def plan_as_html(plan: Plan) -> str:
+    """The plan for a notebook, in tags without styles of their own."""
+    parts = [f"<p><b>{escape(verdict(plan)).replace(chr(10), '<br>')}</b></p>"]
+    parts.append(f"<p>Baseline: {escape(baseline_line(plan))}</p>")
+    parts += [f"<p>{escape(note)}</p>" for note in plan.notes]
+    for heading, lines in sections(plan):
+        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+        parts.append(f"<details{' open' if heading == 'Why' else ''}><summary>{escape(heading)}</summary>")
+        parts.append(f"<ul>{items}</ul></details>")
+    rows = [_row(option) for option in (plan.chosen, *plan.alternatives, plan.baseline)]
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    parts.append(f"<table><tr>{''.join(f'<th>{name}</th>' for name in _HEADINGS)}</tr>{cells}</table>")
+    return "".join(parts)
+
+
+def verdict(plan: Plan) -> str:
+    """Whether it fits, with which recipe, and what that recipe needs."""
+    chosen = plan.chosen
+    if not plan.fits:
+        return f"It does not fit {plan.budget}. The closest is {chosen.title}: {_cost(chosen)}."
+    return f"It fits {plan.budget}: {chosen.title}\n{_cost(chosen)}; result: {_STRINGS.result(chosen.result.value)}."
+
+
+def baseline_line(plan: Plan) -> str:
+    """What the baseline needs, by kind, and whether it fits."""
+    estimate = plan.baseline.estimate
+    kinds = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
+    shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > estimate.peak / 50]
+    by_kind = ", ".join([*shares, f"{_overhead_name(estimate)} {format_bytes(estimate.overhead)}"])
+    fits = "fits" if plan.baseline.fits(plan.budget) else "does not fit"
+    return f"{_cost(plan.baseline)} ({by_kind}): {fits}"
+
+
+def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Headings and their lines."""
+    if plan.reasons:
+        yield "Why", list(plan.reasons)
+    if plan.suggestions:
+        yield "Options to make it fit", list(plan.suggestions)
+    if plan.length_advice:
+        yield "Optional: shorter texts (--max-length)", list(plan.length_advice)
+    if plan.rejected:
+        yield "Rejected", list(plan.rejected)
+
+
+def _alternatives(plan: Plan) -> list[str]:
+    """Aligned columns, the recipe last: it may be longer than the terminal is wide."""
+    rows = [_HEADINGS, *(_row(option) for option in plan.alternatives)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
+    return ["  ".join(cell.rjust(w) for cell, w in zip(row, [*widths, 0], strict=True)) for row in rows]
+
+
+def _row(option: Option) -> tuple[str, str, str, str]:
+    return format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value, option.title
+
+
+def _cost(option: Option) -> str:
+    cached = option.estimate.phases[option.estimate.phase][MemoryKind.ALLOCATOR]
+    allocator = f", {format_bytes(cached)} of it allocator cache" if cached > option.peak / 50 else ""
+    host = f", {format_bytes(option.estimate.host)} of host memory" if option.estimate.host else ""
+    time = f"about {format_seconds(option.seconds_per_epoch)} per epoch"
+    return f"peak {format_bytes(option.peak)} in {option.estimate.phase}{allocator}{host}, {time}"
+
+
+# Strategies.
 
 
 def show_strategies(console: Console) -> None:
@@ -138,13 +250,14 @@ def show_strategies(console: Console) -> None:
         settings = f"   settings: {row.settings}" if row.settings else ""
         console.print(f"[bold]{row.name}[/bold]   result: {row.result}   frees: {row.frees or 'nothing'}{settings}")
         console.print(f"    {row.summary}", markup=False)
-    console.print("\nUse them as --use name:key=value,key=value, as often as needed.")
-    console.print("same: equal to rounding; close: other arithmetic, the same quality; different: another training.")
+    console.print("\nUse a strategy with --use name:key=value,key=value; repeat --use to combine several.")
+    results = [_STRINGS.result(result) for result in ("same", "close", "different")]
+    console.print(f"Results: {'; '.join(results)}.")
 
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """One strategy as the terminal and the README show it."""
+    """One strategy as the terminal and the documentation show it."""
 
     name: str
     result: str
@@ -173,120 +286,16 @@ def _default(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+# Evaluations and predictions.
+
+
 def show_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """Scores on held-out rows."""
+    """The scores in one line."""
     scores = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in evaluation.metrics.items())
     console.print(f"{scores} on {evaluation.rows:,} rows")
 
 
 def show_predictions(texts: list[str], predictions: list[Prediction], console: Console) -> None:
-    """One line a text."""
+    """Label, confidence and text, one line per text."""
     for text, prediction in zip(texts, predictions, strict=True):
         console.print(f"{prediction.label}\t{prediction.confidence:.1%}\t{text}", markup=False)
-
-
-# A plan as text for a terminal and as HTML for a notebook.
-
-
-_WIDTH = 100
-_EFFECT = {
-    "same": "equal to rounding",
-    "close": "other arithmetic, the same quality",
-    "different": "another training",
-}
-
-
-def show_plan(plan: Plan, console: Console) -> None:
-    """What the plain way needs, what to do instead and why, what else there is."""
-    console.print(verdict(plan), style="bold", markup=False)
-    console.print(f"\nThe plain way  {baseline_line(plan)}", markup=False)
-    for heading, lines in sections(plan):
-        console.print(f"\n{heading}", style="bold", markup=False)
-        for line in lines:
-            console.print(f"  {line}", markup=False)
-    if plan.alternatives:
-        console.print("\nOther ways that fit", style="bold")
-        for line in _table(plan):
-            console.print(f"  {line}", markup=False)
-
-
-def plan_as_text(plan: Plan) -> str:
-    """The same without colours."""
-    page = StringIO()
-    console = Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True)
-    show_plan(plan, console)
-    for note in plan.notes:  # the command line has said them before
-        console.print(f"\n{note}", markup=False)
-    return page.getvalue()
-
-
-def verdict(plan: Plan) -> str:
-    """The plan in two sentences."""
-    chosen = plan.chosen
-    if not plan.fits:
-        return f"It does not fit {plan.budget}. The closest is {chosen.title}: {_cost(chosen)}."
-    return f"It fits {plan.budget}: {chosen.title}\n{_cost(chosen)}; result: {_effect(chosen)}."
-
-
-def baseline_line(plan: Plan) -> str:
-    """What the plain way takes and where it goes."""
-    estimate = plan.baseline.estimate
-    kinds = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
-    shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > estimate.peak / 50]
-    overhead = "the process itself" if estimate.device.kind == "cpu" else "the card's own"
-    where = ", ".join([*shares, f"{overhead} {format_bytes(estimate.overhead)}"])
-    fits = "fits" if plan.baseline.keeps_to(plan.budget) else "does not fit"
-    return f"{_cost(plan.baseline)} ({where}): {fits}"
-
-
-def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Headings and their lines."""
-    if plan.reasons:
-        yield "Why", list(plan.reasons)
-    if plan.suggestions:
-        yield "Ways out", list(plan.suggestions)
-    if plan.advice:
-        yield "Shorter texts, if you want them (--max-length)", list(plan.advice)
-    if plan.rejected:
-        yield "Not taken", list(plan.rejected)
-
-
-def plan_as_html(plan: Plan) -> str:
-    """For a notebook: plain tags that take the page's own colours."""
-    parts = [f"<p><b>{escape(verdict(plan)).replace(chr(10), '<br>')}</b></p>"]
-    parts.append(f"<p>The plain way: {escape(baseline_line(plan))}</p>")
-    parts += [f"<p>{escape(note)}</p>" for note in plan.notes]
-    for heading, lines in sections(plan):
-        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-        parts.append(f"<details{' open' if heading == 'Why' else ''}><summary>{escape(heading)}</summary>")
-        parts.append(f"<ul>{items}</ul></details>")
-    rows = [_row(option) for option in (plan.chosen, *plan.alternatives, plan.baseline)]
-    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    parts.append(f"<table><tr>{''.join(f'<th>{name}</th>' for name in _HEADINGS)}</tr>{cells}</table>")
-    return "".join(parts)
-
-
-_HEADINGS = ("peak", "an epoch", "result", "recipe")
-
-
-def _table(plan: Plan) -> list[str]:
-    """Narrow columns first: recipes may be longer than a terminal is wide."""
-    rows = [_HEADINGS, *(_row(option) for option in plan.alternatives)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
-    return ["  ".join(cell.rjust(w) for cell, w in zip(row, [*widths, 0], strict=True)) for row in rows]
-
-
-def _row(option: Option) -> tuple[str, str, str, str]:
-    return format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value, option.title
-
-
-def _cost(option: Option) -> str:
-    held = option.estimate.phases[option.estimate.phase][MemoryKind.ALLOCATOR]
-    aside = f", {format_bytes(held)} of it held by the allocator" if held > option.peak / 50 else ""
-    time = f"about {format_seconds(option.seconds_per_epoch)} an epoch"
-    host = f", {format_bytes(option.estimate.host)} in the machine's own memory" if option.estimate.host else ""
-    return f"peak {format_bytes(option.peak)} in {option.estimate.phase}{aside}{host}, {time}"
-
-
-def _effect(option: Option) -> str:
-    return f"{option.result.value} ({_EFFECT[option.result.value]})"

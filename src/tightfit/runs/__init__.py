@@ -1,1 +1,1 @@
-"""Runs: what a run folder holds."""
+"""Run folders: the record, the header and the checkpoints of a run."""

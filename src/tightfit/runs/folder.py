@@ -1,4 +1,4 @@
-"""Resuming: going on with a run only where that is the same run."""
+"""Run folders: which one may be started or resumed, and a view of a run read from its files."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from tightfit.data.split import FOLDER, Split, load_split
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import is_stale
 from tightfit.job import Job, read_job_file
-from tightfit.runs.header import FILE as BEGINNING
+from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.header import RunHeader, load_header
-from tightfit.runs.record import FILE, Data, Run, load_run
+from tightfit.runs.record import FILE, DataSummary, Run, load_run
 from tightfit.strategies.base import Result
 from tightfit.strategies.recipe import Recipe
 
 JOB_FILE = "job.yaml"
-MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what transformers has no place for
-_MAY_CHANGE = ("epochs", "max_steps")
+MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what transformers does not save
+_CHANGEABLE = ("epochs", "max_steps")  # by a resumed run
 
 
 def check_run_folder(folder: Path, resume: bool) -> None:
-    """A new run wants an empty folder, a resumed one a folder that a run wrote."""
+    """A new run needs an empty folder, a resumed one a folder that a run wrote."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"'{folder}' is a file: give --out the name of a folder.")
     if resume and not (folder / JOB_FILE).is_file():
-        raise OutputError(f"There is no run in '{folder}' to go on with: leave out --resume, or name its folder.")
-    if not resume and folder.is_dir() and not all(_is_of_no_run(path) for path in folder.iterdir()):
-        raise OutputError(f"The folder '{folder}' is not empty: add --resume to go on with it, or give another --out.")
+        raise OutputError(f"There is no run to resume in '{folder}': leave out --resume, or give the folder of a run.")
+    if not resume and folder.is_dir() and not all(_is_leftover(path) for path in folder.iterdir()):
+        raise OutputError(
+            f"The folder '{folder}' is not empty: add --resume to continue its run, or give another --out."
+        )
 
 
-def _is_of_no_run(path: Path) -> bool:
-    """What a process leaves that is killed before its run has begun."""
-    first = (path.name == FOLDER and path.is_dir()) or path.name == BEGINNING
-    return is_stale(path) or (first and not (path.parent / JOB_FILE).exists())
+def _is_leftover(path: Path) -> bool:
+    """Whether a process that was killed before its run started left this file."""
+    written_first = (path.name == FOLDER and path.is_dir()) or path.name == HEADER_FILE
+    return is_stale(path) or (written_first and not (path.parent / JOB_FILE).exists())
 
 
 def discard_start(folder: Path) -> None:
-    """A run that did not come to its first step leaves the folder free for another try."""
-    for name in (JOB_FILE, BEGINNING):
+    """Remove the files of a run that failed before its first step, so that the folder can be used again."""
+    for name in (JOB_FILE, HEADER_FILE):
         (folder / name).unlink(missing_ok=True)
     for name in ("checkpoint-0", FOLDER):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -52,74 +54,74 @@ def discard_start(folder: Path) -> None:
 
 
 def recipe_for_resume(folder: Path, given: Recipe, *, planned: bool) -> Recipe:
-    """Of a run under a budget: its own, whatever was planned before; what was only to be in it has to be in it."""
+    """Under a budget a run keeps its own recipe, if that was planned or contains all the given strategies."""
     own = Recipe.parse(read_job_file(folder / JOB_FILE)[1])
     return own if planned or set(given.specs) <= set(own.specs) else given
 
 
 def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
-    """Refuse another job or recipe than the folder's; give back its record if there is nothing left to do."""
+    """Reject a job or recipe other than the folder's; return the record if there is nothing left to do."""
     values, specs = read_job_file(folder / JOB_FILE)
     before = Job(**values)
     for name in Job.model_fields:
-        if name not in _MAY_CHANGE and getattr(job, name) != getattr(before, name):
+        if name not in _CHANGEABLE and getattr(job, name) != getattr(before, name):
             raise BadInput(
-                f"--resume goes on with the same job, but {name.replace('_', '-')} is {getattr(job, name)!r} and was "
+                f"--resume continues the same job, but {name.replace('_', '-')} is {getattr(job, name)!r} and was "
                 f"{getattr(before, name)!r}: leave it out, or start another run with another --out."
             )
-    _refuse_other_recipe(recipe, Recipe.parse(specs))
+    _check_same_recipe(recipe, Recipe.parse(specs))
     if not (folder / FILE).is_file():
         return None
-    run = load_run(folder)  # perhaps of fewer epochs: a run that goes on for more keeps its record until it has another
-    return run if all(getattr(job, name) == getattr(run.job, name) for name in _MAY_CHANGE) else None
+    run = load_run(folder)  # may be of fewer epochs: a run that continues keeps its old record until it has finished
+    return run if all(getattr(job, name) == getattr(run.job, name) for name in _CHANGEABLE) else None
 
 
 def check_same_rows(folder: Path, split: Split) -> None:
-    """Rows that were trained on must not become rows to validate on."""
-    if not load_split(folder).is_of(split):
-        raise BadInput(f"The data has changed since the run in '{folder}' began: start another run with another --out.")
+    """Training rows must not become validation rows."""
+    if not load_split(folder).matches(split):
+        raise BadInput(
+            f"The data has changed since the run in '{folder}' started: start another run with another --out."
+        )
 
 
 def check_steps_left(checkpoint: Path, steps: int) -> None:
-    """What is trained cannot be taken back."""
+    """Steps that were trained cannot be undone."""
     done = step_of(checkpoint)
     if done > steps:
         raise BadInput(
-            f"{checkpoint} is of step {done:,} and this training has {steps:,}: give more --epochs or --max-steps, or "
-            "start another run with another --out."
+            f"{checkpoint} is at step {done:,} and this training has only {steps:,} steps: give more --epochs or "
+            "--max-steps, or start another run with another --out."
         )
 
 
-def _refuse_other_recipe(now: Recipe, before: Recipe) -> None:
-    """How a step is carried out may change; what is trained and by which optimizer may not."""
-    if _bound(now) != _bound(before):
+def _check_same_recipe(now: Recipe, before: Recipe) -> None:
+    """How a step is computed may change; what is trained and by which optimizer may not."""
+    if _result_changing(now) != _result_changing(before):
         raise BadInput(
-            f"--resume cannot change what is trained: the recipe was '{' '.join(before.specs) or 'plain'}' and is "
-            f"'{' '.join(now.specs) or 'plain'}'. Only strategies that keep the result may come or go, no optimizers."
+            f"--resume cannot change what is trained: the recipe was '{' '.join(before.specs) or 'baseline'}' and is "
+            f"'{' '.join(now.specs) or 'baseline'}'. Strategies that keep the result may be added or removed, except "
+            "optimizers."
         )
 
 
-def _bound(recipe: Recipe) -> list[str]:
+def _result_changing(recipe: Recipe) -> list[str]:
     return [s.spec for s in recipe.strategies if s.result is not Result.SAME or s.exclusive == "optimizer"]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint that was written."""
+    """The checkpoint with the most steps."""
     return max(checkpoints_in(folder), key=step_of, default=None)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Every checkpoint that was written to its end."""
+    """Every checkpoint that was written completely."""
     return [path.parent for path in folder.glob(f"checkpoint-*/{MANIFEST}") if step_of(path.parent) >= 0]
 
 
 def step_of(checkpoint: Path) -> int:
-    """After how many steps it was written; -1 if that is no checkpoint's name."""
+    """The step of a checkpoint, from its name; -1 for any other name."""
     number = checkpoint.name.partition("-")[2]
     return int(number) if number.isdecimal() else -1
-
-
-# Account: all that a run folder tells, whether the run came to its end or not.
 
 
 History = list[dict[str, float | None]]
@@ -127,25 +129,25 @@ History = list[dict[str, float | None]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run from its files alone."""
+    """A run as its files describe it, finished or not."""
 
     folder: Path
     job: Job
     recipe: list[str]
     run: Run | None
-    """None where it did not come to its end."""
-    beginning: RunHeader | None
-    """None where an earlier tightfit trained it."""
+    """None if it did not finish."""
+    header: RunHeader | None
+    """None if it is missing or was written by another version."""
     history: History
-    reached: int
-    """The last step that is known to have been taken."""
+    last_step: int
+    """Of the run, or of its last checkpoint."""
     steps: int | None
-    """How many there were to take."""
+    """Optimizer steps in total."""
     checkpoint: Path | None
 
     @property
     def name(self) -> str:
-        """As a person would call the run."""
+        """The name of the folder."""
         return self.folder.resolve().name
 
     @property
@@ -157,43 +159,43 @@ class RunView:
         return f"{path.parent.name}/model" if path.name == "model" else path.name
 
     @property
-    def data(self) -> Data | None:
-        """What it was trained on."""
-        known = self.run or self.beginning
+    def data(self) -> DataSummary | None:
+        """The training data in numbers."""
+        known = self.run or self.header
         return known.data if known else None
 
     @property
     def device(self) -> str | None:
-        """Where it ran."""
-        known = self.run or self.beginning
+        """The device it ran on."""
+        known = self.run or self.header
         return known.device if known else None
 
     @property
     def on_cpu(self) -> bool:
-        """Whether memory is that of the whole process."""
+        """Whether memory means that of the whole process."""
         return "CPU" in (self.device or "CPU")
 
     @property
     def result(self) -> str:
-        """What the recipe does to the trained model."""
-        known = self.run or self.beginning
+        """How the recipe changes the trained model: same, close or different."""
+        known = self.run or self.header
         return known.result if known else "same"
 
     @property
     def max_length(self) -> int:
-        """Tokens a text was cut at."""
-        known = self.run or self.beginning
+        """Tokens a text was truncated to."""
+        known = self.run or self.header
         return known.max_length if known else self.job.max_length
 
     @property
     def parameters(self) -> tuple[int, int] | None:
-        """How many learn, and how many there are."""
-        known = self.run or self.beginning
+        """Trainable and all parameters."""
+        known = self.run or self.header
         return (known.trainable_parameters, known.parameters) if known else None
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Of the weights that were kept; of the last evaluation where a run did not finish."""
+        """Of the saved weights; of the last evaluation if the run did not finish."""
         if self.run:
             return self.run.metrics
         evaluations = self.evaluations
@@ -201,63 +203,62 @@ class RunView:
 
     @property
     def evaluations(self) -> History:
-        """The log's entries of evaluations."""
+        """The evaluations among the log entries."""
         return [entry for entry in self.history if entry.get("eval_loss") is not None]
 
     @property
     def measured_peak(self) -> int | None:
-        """Bytes; None where nothing was measured."""
+        """Bytes; None if nothing was measured."""
         return self.run.measured.peak_bytes if self.run and self.run.measured.phases else None
 
     @property
     def predicted_peak(self) -> int | None:
-        """Bytes; None where it could not be foretold."""
+        """Bytes; None if memory could not be estimated."""
         if self.run and self.run.predicted.peak_bytes:
             return self.run.predicted.peak_bytes
         return self.estimate["peak_bytes"] if self.estimate else None
 
     @property
     def estimate(self) -> dict[str, Any] | None:
-        """The forecast by moment and kind."""
-        return self.beginning.estimate if self.beginning else None
+        """The memory estimate by phase and kind."""
+        return self.header.estimate if self.header else None
 
     @property
     def notes(self) -> list[str]:
-        """What was said on the way."""
-        known = self.run or self.beginning
+        """Lines that the run logged."""
+        known = self.run or self.header
         return known.notes if known else []
 
     @property
     def versions(self) -> dict[str, str]:
-        """What was installed."""
-        known = self.run or self.beginning
+        """Versions of Python and of the packages."""
+        known = self.run or self.header
         return known.versions if known else {}
 
     @property
     def starts(self) -> list[tuple[str, int]]:
-        """When it was started, and from which step."""
-        return [(each.began, each.from_step) for each in self.beginning.attempts] if self.beginning else []
+        """When it was started or resumed, and from which step."""
+        return [(each.started_at, each.from_step) for each in self.header.attempts] if self.header else []
 
     @property
     def attempts(self) -> int:
-        """How often it was started."""
+        """How often it was started or resumed."""
         return max(len(self.starts), self.run.attempts if self.run else 1)
 
-    def again(self, out: str, *options: str) -> str:
-        """The command that runs it again elsewhere, with other options."""
-        specs = ["tightfit", "train", str(self.folder / JOB_FILE), "--out", out, *options]
-        return shlex.join(specs)
+    def rerun_command(self, out: str, *options: str) -> str:
+        """The command that runs the job again in another folder, with other options."""
+        return shlex.join(["tightfit", "train", str(self.folder / JOB_FILE), "--out", out, *options])
 
     @property
-    def go_on(self) -> str:
-        """The command that goes on with it."""
-        budget = self.beginning.budget_bytes if self.beginning else None
-        kept = ["--budget", f"{budget >> 20}MB"] if budget else []
-        return shlex.join(["tightfit", "train", "--out", str(self.folder), "--resume", *kept])
+    def resume_command(self) -> str:
+        """The command that resumes the run."""
+        budget = self.header.budget_bytes if self.header else None
+        options = ["--budget", f"{budget >> 20}MB"] if budget else []
+        return shlex.join(["tightfit", "train", "--out", str(self.folder), "--resume", *options])
 
 
-def read_account(folder: Path) -> RunView:
-    """Read a run folder; BadInput where it is none."""
+def read_run_folder(folder: Path) -> RunView:
+    """Read a run folder; BadInput if it is none."""
     if not folder.is_dir():
         raise BadInput(f"There is no run folder '{folder}': give the folder that train wrote to.")
     run, checkpoint = load_run(folder) if (folder / FILE).is_file() else None, latest_checkpoint(folder)
@@ -265,18 +266,18 @@ def read_account(folder: Path) -> RunView:
         raise BadInput(
             f"'{folder}' is not a run (it has neither {FILE} nor {JOB_FILE}): give the folder that train wrote to."
         )
-    state = _state(checkpoint) if checkpoint and run is None else {}
+    state = _trainer_state(checkpoint) if checkpoint and run is None else {}
     job, recipe = (run.job, run.recipe) if run else _job(folder)
-    beginning = load_header(folder)
+    header = load_header(folder)
     return RunView(
         folder=folder,
         job=job,
         recipe=recipe,
         run=run,
-        beginning=beginning,
+        header=header,
         history=run.history if run else _history(state),
-        reached=run.steps if run else _number(state.get("global_step")) or 0,
-        steps=run.steps if run else (beginning.steps if beginning else _number(state.get("max_steps"))),
+        last_step=run.steps if run else _int_or_none(state.get("global_step")) or 0,
+        steps=run.steps if run else (header.steps if header else _int_or_none(state.get("max_steps"))),
         checkpoint=checkpoint,
     )
 
@@ -286,8 +287,8 @@ def _job(folder: Path) -> tuple[Job, list[str]]:
     return Job(**values), recipe
 
 
-def _state(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint tells of the steps before it; nothing where it cannot be read."""
+def _trainer_state(checkpoint: Path) -> dict[str, Any]:
+    """The trainer state in a checkpoint; empty if it cannot be read."""
     try:
         content = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -300,5 +301,5 @@ def _history(state: dict[str, Any]) -> History:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 
-def _number(value: Any) -> int | None:
+def _int_or_none(value: Any) -> int | None:
     return value if isinstance(value, int) else None

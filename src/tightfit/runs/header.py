@@ -1,6 +1,7 @@
-"""Beginning: what is known of a run before its first step, kept beside it, so that a run that dies can be told of too.
+"""The run header (`start.json`): what is known before the first step, so that a failed run can be reported too.
 
-The forecast by moment and kind, one step as it goes, how long the texts are, the plan, and every attempt.
+It holds the memory estimate by phase and kind, the memory timeline of one step, the text lengths, the plan and every
+attempt.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tightfit.files import write_whole
-from tightfit.runs.record import Data
+from tightfit.files import atomic_write
+from tightfit.runs.record import DataSummary
 
 FILE = "start.json"
 
@@ -22,57 +23,58 @@ class _Value(BaseModel):
 
 
 class Segment(_Value):
-    """A moment of the step that `Step` shows."""
+    """A phase of one step, from one point of the timeline to another."""
 
     phase: str
     start: int
     end: int
-    slice: int
+    micro_batch: int
+    """Which of the recorded micro-batches; -1 for what belongs to none."""
 
 
-class Step(_Value):
-    """One step: live bytes of each kind at points on the way."""
+class StepTimeline(_Value):
+    """Live bytes of each memory kind over one step."""
 
     kinds: dict[str, list[int]]
-    stretches: list[Segment]
-    slices: int
-    """How many slices a step has; at most two of them are shown."""
+    segments: list[Segment]
+    micro_batches: int
+    """How many a step has; at most two of them are recorded."""
 
 
-class Tensors(_Value):
-    """Like tensors that are alive at the peak."""
+class TensorGroup(_Value):
+    """Tensors of one kind, owner and shape that are alive at the peak."""
 
     kind: str
     owner: str | None
-    """The module or parameter, `*` for any layer; empty for the model itself, None where it is not known."""
+    """The module or parameter, `*` for any layer; empty for the model itself, None if unknown."""
     shape: list[int] | None
     bytes: int
-    """Of each."""
+    """Of one tensor."""
     count: int
 
 
-class Texts(_Value):
-    """How long the training texts are, and what their lengths cost."""
+class LengthStats(_Value):
+    """How long the training texts are, and how much padding and truncation that causes."""
 
     limit: int
-    """Tokens a text is cut at."""
+    """Tokens a text is truncated to."""
     width: int
-    """Tokens that one bar of the histogram stands for."""
+    """Tokens per bin of the histogram."""
     rows: list[int]
-    """Texts of 1 to `width` tokens, the next `width`, and so on."""
+    """Texts in each bin: 1 to `width` tokens, the next `width`, and so on."""
     padding_factor: float
-    """Tokens that go through the model, padding included, for each token of a text."""
+    """Tokens computed, padding included, per token of text."""
     padding_factor_unsorted: float
-    """The same if rows met by chance and whole batches were padded."""
+    """The same for shuffled batches that are padded whole."""
     truncated_rows: int
     tokens: int | None = None
-    """Of all texts as they are cut."""
-    cut_tokens: int | None = None
-    """None where the tokenizer does not tell."""
+    """Of all texts, after truncation."""
+    truncated_tokens: int | None = None
+    """None if the tokenizer does not report it."""
 
 
 class SmallerRecipe(_Value):
-    """A recipe that takes less, with what it was said to take when the run began."""
+    """A recipe with a smaller memory estimate, as predicted when the run started."""
 
     recipe: list[str]
     peak_bytes: int
@@ -80,48 +82,48 @@ class SmallerRecipe(_Value):
 
 
 class Attempt(_Value):
-    """One time that the run was started or gone on with."""
+    """One start or resume of the run."""
 
-    began: str
+    started_at: str
     from_step: int = 0
     recipe: list[str] = []
-    ended: str | None = None
-    """What it said when it did not come to its end; None where it did, or was killed."""
+    error: str | None = None
+    """The error message of an attempt that failed; None if it finished or was killed."""
 
 
 class RunHeader(_Value):
-    """What is known before the first step."""
+    """What is known of a run before its first step."""
 
     recipe: list[str]
     result: str
     device: str
     max_length: int
     steps: int
-    """How many there are to take."""
-    data: Data
+    """Optimizer steps in total."""
+    data: DataSummary
     parameters: int
     trainable_parameters: int
     budget_bytes: int | None = None
     notes: list[str] = []
     versions: dict[str, str] = {}
     estimate: dict[str, Any] | None = None
-    """As `rehearse --json` prints it; None where memory could not be foretold."""
+    """As `estimate --json` prints it; None if memory could not be estimated."""
     seconds_per_step: float | None = None
-    step: Step | None = None
-    largest: list[Tensors] = []
-    texts: Texts | None = None
+    step: StepTimeline | None = None
+    largest_tensors: list[TensorGroup] = []
+    lengths: LengthStats | None = None
     plan: dict[str, Any] | None = None
-    """As `plan --json` prints it, where the recipe was planned."""
-    smaller: list[SmallerRecipe] = []
+    """As `plan --json` prints it, if the recipe was planned."""
+    smaller_recipes: list[SmallerRecipe] = []
     attempts: list[Attempt] = []
 
     def save(self, folder: Path) -> None:
-        """Write it whole or not at all."""
-        write_whole(folder / FILE, json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n")
+        """Write it atomically."""
+        atomic_write(folder / FILE, json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n")
 
 
 def load_header(folder: Path) -> RunHeader | None:
-    """What a run folder tells; None where it has no such file, or one of another time."""
+    """Read the header of a run folder; None if there is none or another version wrote it."""
     try:
         return RunHeader(**json.loads((folder / FILE).read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -129,9 +131,9 @@ def load_header(folder: Path) -> RunHeader | None:
 
 
 def record_failure(folder: Path, reason: str) -> None:
-    """The last attempt did not come to its end."""
-    known = load_header(folder)
-    if known is None or not known.attempts:
+    """Store the error message of the last attempt in the header."""
+    header = load_header(folder)
+    if header is None or not header.attempts:
         return
-    last = known.attempts[-1].model_copy(update={"ended": reason})
-    known.model_copy(update={"attempts": [*known.attempts[:-1], last]}).save(folder)
+    last = header.attempts[-1].model_copy(update={"error": reason})
+    header.model_copy(update={"attempts": [*header.attempts[:-1], last]}).save(folder)

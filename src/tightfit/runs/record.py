@@ -1,4 +1,4 @@
-"""Record: what happened in a run, as one JSON file that others can script against."""
+"""The run record (`run.json`): what happened in a run, as one JSON file that scripts can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tightfit.display import HTMLDisplay
 from tightfit.errors import BadInput
-from tightfit.files import write_whole
+from tightfit.files import atomic_write
 from tightfit.job import Job
 
 FILE = "run.json"
@@ -25,34 +25,34 @@ class _Value(BaseModel):
 
 
 class Measured(_Value):
-    """What the meter and the clock saw."""
+    """Measured memory and time."""
 
     peak_bytes: int
     """Whole process on a CPU; reserved by torch on CUDA."""
     phases: dict[str, int]
-    """The peak of each moment."""
+    """The peak of each phase."""
     seconds: float
-    """From the first step to the end, evaluation and saving included."""
+    """From the first step to the end, with evaluation and saving."""
     seconds_per_step: float | None = None
-    """Median over the steps."""
+    """The median step."""
     epochs: list[float] | None = None
-    """Seconds of each epoch, with its evaluation and saving; a frozen part that runs only once is in the first."""
+    """Seconds of each epoch, with evaluation and saving; the first includes computing cached features."""
     allocated_phases: dict[str, int] | None = None
-    """On CUDA: the tensors' share of what was reserved."""
+    """On CUDA: the part of the reserved memory that tensors occupy."""
 
 
 class Predicted(_Value):
-    """What was expected before the first step."""
+    """Memory and time predicted before the first step."""
 
     peak_bytes: int | None = None
-    """None where it could not be foretold."""
+    """None if memory could not be estimated."""
     phases: dict[str, int] | None = None
     seconds_per_step: float | None = None
-    """Only where the training kept to a budget."""
+    """Only for a training with a budget."""
 
 
-class Data(_Value):
-    """What was trained on."""
+class DataSummary(_Value):
+    """The training data in numbers."""
 
     train_rows: int
     validation_rows: int
@@ -60,7 +60,7 @@ class Data(_Value):
     text_columns: tuple[str, ...]
     label_column: str
     truncated_rows: int
-    """Rows longer than the limit."""
+    """Training rows longer than the maximum length."""
 
 
 class Run(HTMLDisplay, _Value):
@@ -70,11 +70,11 @@ class Run(HTMLDisplay, _Value):
     job: Job
     recipe: list[str]
     result: str
-    """What the recipe does to the trained model: same, close or different."""
+    """How the recipe changes the trained model: same, close or different."""
     max_length: int
-    """Tokens a text was cut at."""
+    """Tokens a text was truncated to."""
     device: str
-    data: Data
+    data: DataSummary
     parameters: int
     trainable_parameters: int
     steps: int
@@ -85,28 +85,28 @@ class Run(HTMLDisplay, _Value):
     notes: list[str]
     versions: dict[str, str]
     attempts: int = 1
-    """How often it was started; what was measured is of the last time."""
+    """How often the run was started or resumed; measured values are those of the last time."""
 
     def save(self) -> None:
-        """Write run.json into the run folder, whole or not at all."""
-        write_whole(Path(self.folder) / FILE, self.to_json())
+        """Write run.json into the run folder atomically."""
+        atomic_write(Path(self.folder) / FILE, self.to_json())
 
     def to_json(self) -> str:
-        """One JSON object, readable by eye; what is no number is null."""
-        return json.dumps(_numbers(self.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n"
+        """One indented JSON object; NaN and infinity become null."""
+        return json.dumps(_finite(self.model_dump(mode="json")), indent=1, ensure_ascii=False) + "\n"
 
 
-def _numbers(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity."""
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity."""
     if isinstance(value, dict):
-        return {key: _numbers(inner) for key, inner in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_numbers(inner) for inner in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read a run folder's record."""
+    """Read the record of a finished run."""
     folder = Path(folder)
     if not (folder / FILE).is_file():
         raise BadInput(f"'{folder}' is not a finished run (it has no {FILE}): give the folder that train wrote to.")
@@ -114,11 +114,13 @@ def load_run(folder: str | Path) -> Run:
         content: dict[str, Any] = json.loads((folder / FILE).read_text("utf-8"))
         return Run(**{**content, "folder": str(folder)})
     except (ValueError, TypeError, RecursionError, OSError):
-        raise BadInput(f"{folder / FILE} is damaged or of another version of tightfit: train again.") from None
+        raise BadInput(
+            f"{folder / FILE} is damaged or was written by another version of tightfit: train again."
+        ) from None
 
 
 def versions() -> dict[str, str]:
-    """What was installed."""
+    """Versions of Python and of the packages in use."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -1,1 +1,1 @@
-"""Simulation: the memory estimate of a training before its first step, without weights."""
+"""Simulation: estimates the memory of a training by running it on fake tensors, without loading weights."""

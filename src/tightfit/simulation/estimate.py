@@ -1,4 +1,4 @@
-"""Accuracy: how far measured runs were from their bills, as committed records tell (`make bench-memory`)."""
+"""Memory estimate: the bytes that a training will need, by phase and kind."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ import numpy as np
 from tightfit.device import Device
 from tightfit.display import HTMLDisplay
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
-from tightfit.simulation.scaling import BatchShape, Numbers
+from tightfit.simulation.scaling import Array, BatchShape
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.strategies.base import MemoryKind
 
 FILE = Path(__file__).with_name("accuracy.json")
+"""Measured accuracy of the estimates, written from committed records by `make bench-memory`."""
 
+PROCESS_NOISE = {"cpu": 24 << 20}
+"""Bytes by which the process size differs from run to run, whatever it trains."""
 
-WANDERS = {"cpu": 24 << 20}
-"""Bytes by which a process differs from run to run, whatever it trains."""
+PHASES = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
 
 
 def accuracy_on(device: Device) -> tuple[float, float]:
-    """Measured over foretold, from the lowest to the highest, the outermost runs left out."""
+    """Lowest and highest ratio of measured to predicted peak, without the outermost runs."""
     bands = _bands()
     low, high = bands.get(device.kind, bands["cuda"])
     return low, high
@@ -38,68 +40,61 @@ def _bands() -> dict[str, list[float]]:
     return content
 
 
-# Bill: what a training will take, as bytes by moment and kind.
-
-
-PHASES = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Estimate(HTMLDisplay):
-    """The memory cost of a recipe. The peak is the largest moment, not a sum."""
+    """The memory that a recipe needs. The peak is the largest phase, not a sum."""
 
     phases: dict[str, dict[MemoryKind, int]]
-    """Bytes of each kind at the moment's highest instant."""
+    """Bytes of each kind at the peak of each phase."""
     overhead: int
-    """What is there without any tensor: the process and its libraries, or a card's context."""
+    """Bytes without any tensor: the process and its libraries, or the CUDA context."""
     device: Device
     parameters: int
     trainable_parameters: int
     worst: str
-    """Which rows make it so large."""
+    """A sentence about the rows that determine the peak."""
     host: int = 0
-    """Bytes that wait in the memory around a card."""
+    """Bytes offloaded to host memory beside a GPU."""
     notes: tuple[str, ...] = ()
-    """Why the process itself is as large as it is, where it need not be."""
+    """Why the process itself is larger than necessary, where it is."""
 
     @property
     def peak(self) -> int:
-        """The most bytes at any moment."""
+        """Bytes at the largest phase, with the overhead."""
         return self.overhead + max(sum(kinds.values()) for kinds in self.phases.values())
 
     @property
     def phase(self) -> str:
-        """When that is; a card's allocator keeps what it took, so of several the one that uses most."""
+        """The phase of the peak; among equal totals (a GPU's allocator keeps its segments) the one that uses most."""
         totals = {name: sum(kinds.values()) for name, kinds in self.phases.items()}
         return max(self.phases, key=lambda name: (totals[name], -self.phases[name][MemoryKind.ALLOCATOR]))
 
     @property
     def error_band(self) -> tuple[int, int]:
-        """From the least to the most that measured runs say the peak may be."""
-
+        """The range in which the peak will be, by the accuracy of measured runs."""
         low, high = accuracy_on(self.device)
-        return round(self.peak * low), round(self.peak * high) + WANDERS.get(self.device.kind, 0)
+        return round(self.peak * low), round(self.peak * high) + PROCESS_NOISE.get(self.device.kind, 0)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has that much, the error band included; None if its size is unknown."""
-        if self.device.memory is None:
+        """Whether the device has enough memory, the error band included; None if its size is unknown."""
+        if self.device.total_bytes is None:
             return None
-        return self.error_band[1] <= self.device.memory and self.fits_host
+        return self.error_band[1] <= self.device.total_bytes and self.fits_host
 
     @property
     def fits_host(self) -> bool:
-        """Whether the machine around a card has what waits there; for a card that is elsewhere that is not known."""
-        return self.device.host_memory is None or self.host <= self.device.host_memory
+        """Whether the host memory holds what is offloaded; True where its size is unknown (a GPU elsewhere)."""
+        return self.device.host_bytes is None or self.host <= self.device.host_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """The bill for scripts."""
+        """The estimate as JSON, for scripts."""
         return {
             "peak_bytes": self.peak,
             "phase": self.phase,
             "phases": {name: {kind.value: size for kind, size in kinds.items()} for name, kinds in self.phases.items()},
-            "device": self.device.title,
-            "device_bytes": self.device.memory,
+            "device": self.device.label,
+            "device_bytes": self.device.total_bytes,
             "fits": self.fits,
             "overhead_bytes": self.overhead,
             "host_bytes": self.host,
@@ -114,41 +109,41 @@ class Estimate(HTMLDisplay):
 def phases_of(
     timeline: Timeline, device: Device, shapes: Sequence[BatchShape | None]
 ) -> dict[str, dict[MemoryKind, int]]:
-    """Every moment's highest instant by kind; what the allocator holds beyond that is a kind of its own."""
+    """Bytes by kind at the peak of every phase; what the allocator reserves beyond that is a kind of its own."""
     sizes, spans = timeline.read(shapes)
     on_device = np.where(timeline.on_host, 0, sizes)
-    total, held = timeline.total(on_device), reserved_over_time(device, timeline, sizes)
+    total, reserved = timeline.total(on_device), reserved_over_time(device, timeline, sizes)
     phases: dict[str, dict[MemoryKind, int]] = {}
     for name in PHASES:
-        stretches = stretches_of(name, spans)
-        if not stretches:
+        slices = ticks_of(name, spans)
+        if not slices:
             continue
-        highest = highest_tick(total, stretches)
-        kinds = {kind: int(size) for kind, size in zip(KINDS, timeline.live_at(highest, on_device), strict=True)}
+        peak_tick = peak_tick_of(total, slices)
+        kinds = {kind: int(size) for kind, size in zip(KINDS, timeline.live_at(peak_tick, on_device), strict=True)}
         del kinds[MemoryKind.HOST]
-        kinds[MemoryKind.ALLOCATOR] = int(max(held[part].max() for part in stretches)) - int(total[highest])
+        kinds[MemoryKind.ALLOCATOR] = int(max(reserved[part].max() for part in slices)) - int(total[peak_tick])
         phases[name] = kinds
     return phases
 
 
-def least_of(timeline: Timeline, shapes: Sequence[BatchShape | None]) -> int:
-    """The most bytes that are alive at any moment: no allocator holds less."""
+def lower_bound_of(timeline: Timeline, shapes: Sequence[BatchShape | None]) -> int:
+    """The most live bytes at any time: no allocator reserves less."""
     sizes, spans = timeline.read(shapes)
     total = timeline.total(np.where(timeline.on_host, 0, sizes))
     return max(int(total[span.start : span.end + 1].max()) for span in spans if span.phase in PHASES)
 
 
-def stretches_of(phase: str, spans: Sequence[Span]) -> list[slice]:
-    """The ticks of a moment."""
+def ticks_of(phase: str, spans: Sequence[Span]) -> list[slice]:
+    """The ticks of a phase."""
     return [slice(span.start, span.end + 1) for span in spans if span.phase == phase]
 
 
-def highest_tick(total: Numbers, stretches: Sequence[slice]) -> int:
-    """When most is alive."""
-    return max((part.start + int(total[part].argmax()) for part in stretches), key=lambda tick: total[tick])
+def peak_tick_of(total: Array, slices: Sequence[slice]) -> int:
+    """The tick with the most live bytes."""
+    return max((part.start + int(total[part].argmax()) for part in slices), key=lambda tick: total[tick])
 
 
 def host_peak(timeline: Timeline, shapes: Sequence[BatchShape | None]) -> int:
-    """The most bytes that wait in the memory around a card."""
+    """The most bytes that are offloaded to host memory at any time."""
     sizes, _ = timeline.read(shapes)
     return pinned_peak(timeline, sizes)

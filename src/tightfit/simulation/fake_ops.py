@@ -1,7 +1,7 @@
-"""Outcomes: what operations return for given shapes, remembered.
+"""Cache of fake-tensor ops: the result of an op for given argument shapes is computed once.
 
-A play is tens of thousands of operations, the same few again and again. torch remembers them too, but looks them up
-with more care than plain tensors need: here it takes a fifth of that time. What is not plain goes torch's own way.
+A trace has tens of thousands of ops, few of them distinct. torch's own cache makes more checks than plain tensors
+need; a lookup here takes a fifth of that time. Anything else than plain tensors goes to torch.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import torch
 from tightfit.compat import DisableTorchDispatch, FakeTensor, OpOverload, make_subclass, schema_of, storage_id
 
 _MISSING = object()
-_FIRST, _UNKNOWN = "the first", "cannot be told"
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_FIRST, _UNKNOWN = "first argument", "unknown"
+_KEY_TYPES = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-class _NotPlain(Exception):
-    """Something that is not told by shapes alone."""
+class _NotCacheable(Exception):
+    """An argument or result that is not determined by shapes alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A tensor to be made: as large as this, with the attributes that torch gave the first of its kind."""
+class _TensorLayout:
+    """The layout of a cached result, with the attributes that torch gave it the first time."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -35,65 +35,65 @@ class _Tensor:
     dtype: torch.dtype
     device: torch.device
     attributes: dict[str, Any]
-    viewed: int | None
-    """Which argument's memory it looks at; None if it has its own."""
+    view_of: int | None
+    """Index of the argument whose storage it shares; None if it has its own."""
 
     @classmethod
-    def like(cls, made: Any, args: tuple[Any, ...]) -> _Tensor | None:
-        """What to remember of an outcome."""
-        if made is None:
+    def like(cls, tensor: Any, args: tuple[Any, ...]) -> _TensorLayout | None:
+        """The layout of a result; None for None."""
+        if tensor is None:
             return None
-        if type(made) is not FakeTensor or made.constant is not None or made.requires_grad:
-            raise _NotPlain
-        layout = made.shape, made.stride(), made.storage_offset(), made.dtype
-        return cls(*layout, made.fake_device, dict(made.__dict__), _shares_memory_with(made, args))
+        if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.requires_grad:
+            raise _NotCacheable
+        layout = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+        return cls(*layout, tensor.fake_device, dict(tensor.__dict__), _shares_memory_with(tensor, args))
 
     def make(self, args: tuple[Any, ...]) -> FakeTensor:
-        """The same again: memory of its own, or another look at that of an argument."""
+        """A new tensor of this layout, with its own storage or as a view of an argument."""
         with DisableTorchDispatch():
-            if self.viewed is None:
-                body = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+            if self.view_of is None:
+                meta = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             else:
-                body = torch.empty(0, dtype=self.dtype, device="meta")
-                body.set_(args[self.viewed].untyped_storage(), self.offset, self.shape, self.stride)
-            made: FakeTensor = make_subclass(
-                FakeTensor, body, False, dispatch_device=True, device_for_backend_keys=self.device
+                meta = torch.empty(0, dtype=self.dtype, device="meta")
+                meta.set_(args[self.view_of].untyped_storage(), self.offset, self.shape, self.stride)
+            tensor: FakeTensor = make_subclass(
+                FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=self.device
             )
-        made.__dict__.update(self.attributes)
-        return made
+        tensor.__dict__.update(self.attributes)
+        return tensor
 
 
 class FakeOpCache:
-    """Runs operations on shapes, each kind once."""
+    """Runs ops on fake tensors and caches their results."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
-    def of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the operation returns."""
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of the op, from the cache where possible."""
         written = _written_by(func)
         if written is _UNKNOWN:
             return func(*args, **kwargs)
         try:
             key = (func, _key(args), _key(tuple(kwargs.items())), torch.get_default_dtype())
-        except _NotPlain:
+        except _NotCacheable:
             return func(*args, **kwargs)
         known = self._known.get(key, _MISSING)
         if known is _MISSING:
-            return self._learn(key, func(*args, **kwargs), args)
+            return self._store(key, func(*args, **kwargs), args)
         if written is not None:
             return args[0] if written == _FIRST else kwargs[written]
-        return _map(lambda tensor: tensor and tensor.make(args), known)
+        return _map(lambda layout: layout and layout.make(args), known)
 
-    def _learn(self, key: Any, out: Any, args: tuple[Any, ...]) -> Any:
-        with contextlib.suppress(_NotPlain):
-            self._known[key] = _map(lambda one: _Tensor.like(one, args), out)
+    def _store(self, key: Any, out: Any, args: tuple[Any, ...]) -> Any:
+        with contextlib.suppress(_NotCacheable):
+            self._known[key] = _map(lambda one: _TensorLayout.like(one, args), out)
         return out
 
 
 @cache
 def _written_by(func: Any) -> str | None:
-    """The argument that an operation writes to and returns; None if it returns something else, a view perhaps."""
+    """The argument that an op writes to and returns; None if it returns something else, e.g. a view."""
     if not isinstance(func, OpOverload) or torch.Tag.inplace_view in func.tags:
         return _UNKNOWN
     schema = schema_of(func)
@@ -116,9 +116,9 @@ def _map(change: Callable[[Any], Any], out: Any) -> Any:
     return change(out)
 
 
-def _shares_memory_with(made: FakeTensor, args: tuple[Any, ...]) -> int | None:
-    """By looking, since not every operation that returns a view says so."""
-    storage = storage_id(made.untyped_storage())
+def _shares_memory_with(tensor: FakeTensor, args: tuple[Any, ...]) -> int | None:
+    """Found by comparing storages, since not every op that returns a view declares it."""
+    storage = storage_id(tensor.untyped_storage())
     for index, arg in enumerate(args):
         if type(arg) is FakeTensor and storage_id(arg.untyped_storage()) == storage:
             return index
@@ -129,10 +129,10 @@ def _key(value: Any) -> Any:
     kind = type(value)
     if kind is FakeTensor:
         if value.constant is not None:
-            raise _NotPlain
+            raise _NotCacheable
         return value.shape, value.stride(), value.storage_offset(), value.dtype
-    if kind in _PLAIN:
+    if kind in _KEY_TYPES:
         return kind, value  # True, 1 and 1.0 are equal and make different types
     if kind is tuple or kind is list:
         return tuple([_key(one) for one in value])
-    raise _NotPlain
+    raise _NotCacheable

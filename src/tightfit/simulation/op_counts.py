@@ -1,7 +1,7 @@
-"""Work: what there is to compute, operation by operation, noted while a training is played.
+"""Op counts: the ops of a traced training by kind, with their cost.
 
-An operation is told by its sort, its floating-point operations or the bytes it goes through, and how often it is
-called. Clocks turn that into seconds.
+Each op has a kind, a cost (floating-point operations of a matmul, bytes read and written of any other op) and a number
+of calls. `tightfit.timing` turns them into seconds.
 """
 
 from __future__ import annotations
@@ -22,25 +22,15 @@ from tightfit.compat import (
     sdpa_flop_count,
 )
 from tightfit.ops import fake
-from tightfit.simulation.scaling import BatchShape, NotExtrapolable, Numbers, monomials_of, powers_of
+from tightfit.simulation.scaling import Array, BatchShape, NotExtrapolable, monomials_of, powers_of
 from tightfit.simulation.trace import Section
 
-MATMUL, MATMUL_BYTES, MATMUL_16BIT, BMM, ALLOC, ELEMENTWISE, INPLACE, TRANSCENDENTAL, NORM, SOFTMAX, RNG, GATHER, VIEW = (
-    "matmul", "matmul bytes", "16-bit matmul", "bmm",
-    "allocation", "elementwise", "in-place", "transcendental", "norm", "softmax", "random",
-    "gather", "view",
-)  # fmt: skip
-MEMORY_BOUND = (
-    ALLOC,
-    ELEMENTWISE,
-    INPLACE,
-    TRANSCENDENTAL,
-    NORM,
-    SOFTMAX,
-    RNG,
-    GATHER,
-)  # what takes as long as its bytes
-OPTIMIZER, GRAD_ACCUMULATION = -2, -3  # sections of their own: what an optimizer does, and gradients of a second slice
+MATMUL, MATMUL_BYTES, MATMUL_16BIT, BMM = "matmul", "matmul bytes", "16-bit matmul", "bmm"
+ALLOC, ELEMENTWISE, INPLACE, TRANSCENDENTAL = "allocation", "elementwise", "in-place", "transcendental"
+NORM, SOFTMAX, RNG, GATHER, VIEW = "norm", "softmax", "random", "gather", "view"
+MEMORY_BOUND = (ALLOC, ELEMENTWISE, INPLACE, TRANSCENDENTAL, NORM, SOFTMAX, RNG, GATHER)
+"""Op kinds whose time is proportional to their bytes."""
+OPTIMIZER, GRAD_ACCUMULATION = -2, -3  # sections for the optimizer's ops, and for adding to existing gradients
 _NAMES = {
     TRANSCENDENTAL: "gelu gelu_backward tanh tanh_backward silu silu_backward sigmoid erf exp log sin cos pow relu",
     NORM: "native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward",
@@ -49,118 +39,117 @@ _NAMES = {
     GATHER: "embedding embedding_dense_backward index index_put _index_put_impl_ gather scatter index_select",
     VIEW: "_unsafe_view empty empty_like new_empty empty_strided _local_scalar_dense",
 }
-_SORT_OF = {name: sort for sort, names in _NAMES.items() for name in names.split()}
+_KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _aten = torch.ops.aten
-_HEADS = (_aten.bmm, _aten.baddbmm)  # attention, head by head
+_BATCHED = (_aten.bmm, _aten.baddbmm)  # attention scores, per head
 
 
 @dataclass
 class OpCounts:
-    """A column for each operation's numbers."""
+    """The recorded ops, one list per column."""
 
-    sorts: list[str] = field(default_factory=list)
-    amounts: list[float] = field(default_factory=list)
-    """Floating-point operations of a product, else bytes."""
+    kinds: list[str] = field(default_factory=list)
+    costs: list[float] = field(default_factory=list)
+    """Floating-point operations of a matmul, bytes of any other op."""
     calls: list[float] = field(default_factory=list)
     sections: list[int] = field(default_factory=list)
 
-    def note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
-        """One operation more; views take no time worth counting. A product computes, reads and fills new memory."""
-        sort = fake.now.sort or op_kind(func)
-        if sort is VIEW:
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
+        """Record an op; views are skipped as free. A matmul has three costs: flops, bytes and allocated output."""
+        kind = fake.context.kind or op_kind(func)
+        if kind is VIEW:
             return
-        if sort is not MATMUL:
-            in_place = schema_of(func).is_mutable  # what comes out is what went in
-            self._add(sort, _bytes((*args, *kwargs.values(), None if in_place else out)), 1, section)
+        if kind is not MATMUL:
+            in_place = schema_of(func).is_mutable  # the output is one of the inputs
+            self._add(kind, _bytes((*args, *kwargs.values(), None if in_place else out)), 1, section)
             return
-        sort = MATMUL_16BIT if _is_narrow(args) else BMM if func.overloadpacket in _HEADS else MATMUL
-        self._add(sort, _flops(func, args, kwargs, out), 1, section)
-        if sort is MATMUL:  # one by one: with few rows the weights are as large as with many, and count for most
-            for side in (side for side in (*args, out) if isinstance(side, torch.Tensor)):
-                self._add(MATMUL_BYTES, _bytes((side,)), 0, section)
-        if not schema_of(func).is_mutable:  # else it goes where something was
+        kind = MATMUL_16BIT if _is_16bit(args) else BMM if func.overloadpacket in _BATCHED else MATMUL
+        self._add(kind, _flops(func, args, kwargs, out), 1, section)
+        if kind is MATMUL:  # one entry per operand: the weights do not scale with rows and dominate if rows are few
+            for operand in (operand for operand in (*args, out) if isinstance(operand, torch.Tensor)):
+                self._add(MATMUL_BYTES, _bytes((operand,)), 0, section)
+        if not schema_of(func).is_mutable:  # otherwise the output is written to existing memory
             self._add(ALLOC, _bytes((out,)), 0, section)
 
-    def _add(self, sort: str, amount: float, calls: int, section: int) -> None:
-        self.sorts.append(sort)
-        self.amounts.append(amount * fake.now.times)
-        self.calls.append(calls * fake.now.times)
+    def _add(self, kind: str, cost: float, calls: int, section: int) -> None:
+        self.kinds.append(kind)
+        self.costs.append(cost * fake.context.times)
+        self.calls.append(calls * fake.context.times)
         self.sections.append(section)
 
     def in_section(self, section: int) -> Table:
-        """The operations of one section, as they were played."""
-        chosen = [index for index, place in enumerate(self.sections) if place == section]
-        amounts, calls = (np.array([column[i] for i in chosen]) for column in (self.amounts, self.calls))
+        """The ops of one section, with their traced costs."""
+        chosen = [index for index, own in enumerate(self.sections) if own == section]
+        costs, calls = (np.array([column[i] for i in chosen]) for column in (self.costs, self.calls))
         flat = np.zeros((len(chosen), 2), dtype=np.int64)
-        return Table([self.sorts[index] for index in chosen], amounts, calls, flat, flat)
+        return Table([self.kinds[index] for index in chosen], costs, calls, flat, flat)
 
     def by_shape(self, sections: Sequence[Section], pair: tuple[int, int]) -> Table:
-        """The operations of a slice as functions of its rows and tokens, learnt from two slices."""
+        """The ops of a micro-batch as functions of its rows and tokens, fitted to a pair of sections."""
         here, there = (self.in_section(section) for section in pair)
-        if here.sorts != there.sorts:
+        if here.kinds != there.kinds:
             raise NotExtrapolable
         shapes = [(sections[section].rows, sections[section].length) for section in pair]
-        amounts, calls = (
-            powers_of(one, other, *shapes)[0]
-            for one, other in ((here.amounts, there.amounts), (here.calls, there.calls))
+        costs, calls = (
+            powers_of(one, other, *shapes)[0] for one, other in ((here.costs, there.costs), (here.calls, there.calls))
         )
         rows_tokens = np.array(shapes[0], dtype=np.float64)
         return Table(
-            here.sorts,
-            here.amounts / (rows_tokens**amounts).prod(axis=1),
+            here.kinds,
+            here.costs / (rows_tokens**costs).prod(axis=1),
             here.calls / (rows_tokens**calls).prod(axis=1),
-            amounts,
+            costs,
             calls,
         )
 
 
 @dataclass(frozen=True)
 class Table:
-    """Operations with amounts and calls that may depend on rows and tokens."""
+    """Ops whose costs and calls may depend on rows and tokens."""
 
-    sorts: list[str]
-    amounts: Numbers
-    calls: Numbers
-    amount_powers: Numbers
-    call_powers: Numbers
+    kinds: list[str]
+    costs: Array
+    calls: Array
+    cost_powers: Array
+    call_powers: Array
 
-    def at(self, shapes: Sequence[BatchShape]) -> Iterator[tuple[str, Numbers, Numbers]]:
-        """For every sort the amounts and the calls: a row for each operation, a column for each extent."""
+    def at(self, shapes: Sequence[BatchShape]) -> Iterator[tuple[str, Array, Array]]:
+        """For every op kind its costs and calls: one row per op, one column per batch shape."""
         monomials = monomials_of(shapes)
-        amounts, calls = (
+        costs, calls = (
             column[:, None] * monomials[tuple(powers.T)]
-            for column, powers in ((self.amounts, self.amount_powers), (self.calls, self.call_powers))
+            for column, powers in ((self.costs, self.cost_powers), (self.calls, self.call_powers))
         )
-        names = np.array(self.sorts)
-        for sort in set(self.sorts):
-            yield sort, amounts[names == sort], calls[names == sort]
+        names = np.array(self.kinds)
+        for kind in set(self.kinds):
+            yield kind, costs[names == kind], calls[names == kind]
 
 
 @cache
 def op_kind(func: Any) -> str:
-    """What sort of work an operation is."""
+    """The kind of an op."""
     packet = getattr(func, "overloadpacket", func)
     if packet in flop_registry or "flash_attention_for_cpu" in str(packet):
         return MATMUL
     if getattr(func, "is_view", False):
         return VIEW
     name = str(packet).rpartition(".")[2]
-    if name in _SORT_OF:
-        return _SORT_OF[name]
+    if name in _KIND_OF:
+        return _KIND_OF[name]
     return INPLACE if schema_of(func).is_mutable else ELEMENTWISE
 
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> float:
-    """As torch's own counter counts them."""
+    """Floating-point operations, as torch's FlopCounterMode counts them."""
     packet = func.overloadpacket
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=out))
     if packet is flash_attention_for_cpu:
-        return float(sdpa_flop_count(*(side.shape for side in args[:3])))
-    return float(sdpa_backward_flop_count(*(side.shape for side in args[:4])))
+        return float(sdpa_flop_count(*(operand.shape for operand in args[:3])))
+    return float(sdpa_backward_flop_count(*(operand.shape for operand in args[:4])))
 
 
-def _is_narrow(args: tuple[Any, ...]) -> bool:
+def _is_16bit(args: tuple[Any, ...]) -> bool:
     return any(isinstance(arg, torch.Tensor) and arg.dtype in (torch.bfloat16, torch.float16) for arg in args)
 
 

@@ -1,4 +1,4 @@
-"""A training loop of the user's own, rehearsed: any PyTorch step, whatever library it uses.
+"""Memory estimate of a user's own training loop: any PyTorch step, with any library.
 
     def training():
         model = MyModel()
@@ -12,11 +12,11 @@
 
         return step
 
-    print(tightfit.rehearse(training, device="RTX 3050 4GB").peak)
+    print(tightfit.estimate(training, device="RTX 3050 4GB").peak)
 
-Everything is built inside, so that it is built without data. Weights are what modules register, gradients what
-arrives at them, optimizer state what optimizers keep; a step begins with its forward pass, and so does a module called
-after a backward pass.
+Everything is built inside the function, so that it is built from fake tensors. Weights are the parameters that modules
+register, gradients what accumulates on them, optimizer state what optimizers store. The forward phase starts with the
+step, and again when a module is called after a backward pass.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from tightfit.simulation.estimate import Estimate, phases_of
 from tightfit.simulation.kernels import scratch_on
 from tightfit.simulation.process_size import process_bytes
 from tightfit.simulation.scaling import constant_sizes
-from tightfit.simulation.simulate import fake_tensors, tag_gradients, tag_state, take_workspaces
+from tightfit.simulation.simulate import alloc_workspaces, fake_tensors, tag_gradients, tag_state
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
 
-_plain_backward = torch.Tensor.backward
+_torch_backward = torch.Tensor.backward
 
 
 def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
-    """Build the training without data, take two steps, and add up."""
+    """Build the training on fake tensors, trace two steps, and estimate their memory."""
     tracer = Tracer(Trace(), scratch_on(device))
     weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
-    with fake_tensors(device), tracer, _moments(tracer, weights):
-        tracer.trace.begin("load")
+    with fake_tensors(device), tracer, _recording_phases(tracer, weights):
+        tracer.trace.start_phase("load")
         step = _call(build)
         if not callable(step):
-            raise BadInput("The function given to rehearse() must build the training and return its step, a function.")
-        take_workspaces(device, tracer.trace)
-        for _ in range(2):  # the second step finds the optimizer's state there
-            tracer.trace.begin("forward")
+            raise BadInput("The function given to estimate() must build the training and return its step, a function.")
+        alloc_workspaces(device, tracer.trace)
+        for _ in range(2):  # the second step runs with optimizer state
+            tracer.trace.start_phase("forward")
             _call(step)
     trace = tracer.trace
     return Estimate(
@@ -67,21 +67,21 @@ def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
         device=device,
         parameters=sum(p.numel() for p in weights.values()),
         trainable_parameters=sum(p.numel() for p in weights.values() if p.requires_grad),
-        worst="as large as the step makes it",
+        worst="the batch is the one that the step uses",
     )
 
 
 def _call(function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except Exception as error:  # the user's own code, on tensors that hold no data
+    except Exception as error:  # the user's own code may fail in any way on tensors without data
         reason = first_line(error).rstrip(".")
-        raise ModelError(f"This step cannot be rehearsed: {reason}.") from error
+        raise ModelError(f"This step cannot be simulated: {reason}.") from error
 
 
 @contextlib.contextmanager
-def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.Parameter]) -> Iterator[None]:
-    """Listen where torch itself passes: modules register weights, losses go backward, optimizers step."""
+def _recording_phases(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.Parameter]) -> Iterator[None]:
+    """Record phases by hooks in torch: parameter registration, module calls, backward and optimizer steps."""
     register = torch.nn.Module.register_parameter
 
     def register_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -93,19 +93,19 @@ def _moments(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.
 
     def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         with tracer.trace.phase("backward"):
-            _plain_backward(loss, *args, **kwargs)
+            _torch_backward(loss, *args, **kwargs)
 
-    def stepped(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
+    def on_step_end(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
         tag_state(optimizer, tracer)
-        tracer.trace.begin(OTHER)
+        tracer.trace.start_phase(OTHER)
 
-    def called(*_: Any) -> None:
-        if tracer.trace.phases[-1][1] == OTHER:  # several passes for one step: the next one begins
-            tracer.trace.begin("forward")
+    def on_module_call(*_: Any) -> None:
+        if tracer.trace.phases[-1][1] == OTHER:  # gradient accumulation: the next forward pass starts
+            tracer.trace.start_phase("forward")
 
-    entered = register_module_forward_pre_hook(called)
-    before = hooks.register_optimizer_step_pre_hook(lambda *_: tracer.trace.begin("step"))
-    after = hooks.register_optimizer_step_post_hook(stepped)
+    entered = register_module_forward_pre_hook(on_module_call)
+    before = hooks.register_optimizer_step_pre_hook(lambda *_: tracer.trace.start_phase("step"))
+    after = hooks.register_optimizer_step_post_hook(on_step_end)
     try:
         with (
             mock.patch.object(torch.nn.Module, "register_parameter", register_parameter),

@@ -1,4 +1,4 @@
-"""Process: what this process holds without any tensor, with everything loaded that a training loads."""
+"""Process size: the memory of this process without any tensor, with everything loaded that a training loads."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from collections.abc import Iterator
 from functools import cache
 
 from tightfit.device import Device
+from tightfit.engine.meter import resident_bytes
 from tightfit.optional_imports import is_slim
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
+from tightfit.system import tune_malloc
 from tightfit.units import format_bytes
 
 
 def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
-    """On a CPU the process itself, measured; on a card the driver's context."""
+    """The measured size of the process on a CPU; the size of the CUDA context on a GPU."""
     if device.kind != "cpu":
-        return device.context
-    from tightfit.engine.meter import resident_bytes
-    from tightfit.system import tune_malloc
-
+        return device.context_bytes
     warm_up(loads_weights)
     tune_malloc()
-    return resident_bytes()  # no meter: this may be inside a training, which has one running
+    return resident_bytes()  # not by a Meter: this may run inside a training, which already has one
 
 
 def process_size_note(device: Device, overhead: int) -> tuple[str, ...]:
-    """Where the same training takes less memory on the command line: that it does, and why."""
+    """A note that the same training needs less memory on the command line, where that is so."""
     if device.kind != "cpu" or is_slim():
         return ()
     return (
@@ -39,39 +38,38 @@ def process_size_note(device: Device, overhead: int) -> tuple[str, ...]:
 
 @cache
 def warm_up(loads_weights: bool) -> None:
-    """Libraries, and by small real steps also threads, buffers and the kernels' own code: some 40 MB that stay.
+    """Load libraries and, by small real steps, threads, buffers and kernel code: some 40 MB that stay allocated.
 
-    The second recipe meets what the first does not; a training that needs only one takes 8 MB less than is said.
+    The second recipe uses code that the first does not; a training that needs only one of them takes 8 MB less than
+    measured here.
     """
     import torch
     import transformers.trainer  # noqa: F401
 
-    from tightfit.system import tune_malloc
-
-    if loads_weights:  # into a model of shapes, which brings along all that torch knows of them: 34 MB
+    if loads_weights:  # loading into a meta-device model imports torch's symbolic shapes: 34 MB
         import torch.fx.experimental.symbolic_shapes
 
     tune_malloc()
-    with torch.random.fork_rng([]), _cleared_up():
+    with torch.random.fork_rng([]), _collecting_garbage():
         for specs in ([], ["tiled-attention", "chunked-layers:size=2", "adafactor"]):
-            _take_small_step(specs)
+            _run_small_step(specs)
 
 
 @contextlib.contextmanager
-def _cleared_up() -> Iterator[None]:
-    """What is garbage afterwards is collected. Who answers in a hurry (cli.py) has left none before: none is sought."""
-    hurried = not gc.isenabled() and not gc.get_freeze_count()  # what the caller has frozen stays so
-    if hurried:
+def _collecting_garbage() -> Iterator[None]:
+    """Collect the garbage made inside. Where the caller has disabled the collector, older objects are not searched."""
+    freeze = not gc.isenabled() and not gc.get_freeze_count()  # do not unfreeze what the caller has frozen
+    if freeze:
         gc.freeze()
     try:
         yield
         gc.collect()
     finally:
-        if hurried:
+        if freeze:
             gc.unfreeze()
 
 
-def _take_small_step(specs: list[str]) -> None:
+def _run_small_step(specs: list[str]) -> None:
     import torch
 
     from tightfit.engine.assembly import build_optimizer
@@ -79,7 +77,7 @@ def _take_small_step(specs: list[str]) -> None:
     parts = _small_parts(specs)
     optimizer = build_optimizer(parts)
     tokens = torch.ones(parts.batch_size, parts.max_length, dtype=torch.long)
-    mask = tokens.triu()  # texts of different lengths
+    mask = tokens.triu()  # rows of different lengths
     parts.model(input_ids=tokens, attention_mask=mask, labels=tokens[:, 0]).loss.backward()
     torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
     optimizer.step()
@@ -88,7 +86,7 @@ def _take_small_step(specs: list[str]) -> None:
 
 
 def _small_parts(specs: list[str]) -> Parts:
-    """One layer, wide enough for the buffers that products keep: with a narrow one they would grow later."""
+    """One layer, as wide as the buffers that matmul kernels keep: with a narrow one they would grow later."""
     from transformers import BertConfig, BertForSequenceClassification
 
     sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 1}

@@ -1,4 +1,4 @@
-"""Stage: plays a whole training on tensors that have shapes and no data, with the assembly of the real one."""
+"""Simulation of one training: run its phases on fake tensors, built by the same assembly as the real training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tightfit.ops.fake import on_host
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.simulation.op_counts import OpCounts
 from tightfit.simulation.scaling import BatchShape
-from tightfit.simulation.timeline import PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END
+from tightfit.simulation.timeline import PASS_END, PASS_START, STATE_ALLOCATED, STEPS_END
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from tightfit.data.batches import Batch
 
 
-with contextlib.suppress(ImportError):  # in a process of our own nobody finds it, see lean.py
-    # transformers imports peft when it builds a model, and peft imports bitsandbytes where it is installed, which makes
-    # tensors for good: they would be part of the first play.
+with contextlib.suppress(ImportError):  # the command line may block peft, see cli/startup.py
+    # transformers imports peft when it builds a model, and peft imports bitsandbytes where installed, which allocates
+    # tensors that are never freed: they would be part of the first trace.
     import peft  # noqa: F401
 
 _DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
@@ -45,31 +45,31 @@ _DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 
 @dataclass(frozen=True)
 class BatchShapes:
-    """Rows and tokens of the slices and of the evaluation batches that are played."""
+    """Rows and tokens of the micro-batches and evaluation batches to trace."""
 
-    slices: Sequence[BatchShape]
+    micro_batches: Sequence[BatchShape]
     evaluation: Sequence[BatchShape]
     padded: bool = True
-    """Whether there is something to mask; transformers drops a mask of ones, which takes less memory."""
-    texts: Sequence[int] | None = None
-    """How long each text of the slices is, for recipes that look."""
+    """Whether the attention mask has zeros; transformers drops a mask of ones, which takes less memory."""
+    lengths: Sequence[int] | None = None
+    """Tokens of each row of the micro-batch, for recipes that cut layers by length."""
     feature_cache: Sequence[BatchShape] = ()
-    """Of the batches that run through a trunk whose outputs are kept."""
+    """The batches that run through a frozen encoder whose outputs are cached."""
 
 
 @dataclass(frozen=True)
 class TracedTraining:
-    """What a play leaves behind: the tape, and the parts as shapes."""
+    """A traced training: its allocation trace, op counts and parts (with fake tensors)."""
 
     trace: Trace
     parts: Parts
     shapes: BatchShapes
     parameters: int
     trainable_parameters: int
-    work: tuple[tuple[int, OpCounts], ...]
-    """What was computed; where layers were left out, several such with how often each counts."""
-    steps: tuple[tuple[int, OpCounts], ...]
-    """The same where the optimizer's work is to be found."""
+    op_counts: tuple[tuple[int, OpCounts], ...]
+    """The op counts with their multiplicity; several where the depth was extrapolated."""
+    optimizer_op_counts: tuple[tuple[int, OpCounts], ...]
+    """The op counts that contain the optimizer's ops, with their multiplicity."""
 
 
 def trace_training(
@@ -83,92 +83,95 @@ def trace_training(
     layers: int | None = None,
     fake: bool = True,
 ) -> TracedTraining:
-    """Build the training and go through its moments. Without `shapes_only` it is played on real tensors."""
+    """Build the training and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
     trace = Trace()
     tracer = Tracer(trace, scratch_on(device))
     mode = fake_tensors(device) if fake else contextlib.nullcontext()
-    with mode, tracer, tracer.naming.listening():
-        trace.begin("load")
-        with on_host() if device.kind == "cuda" else contextlib.nullcontext():  # a card gets the model when it is whole
+    with mode, tracer, tracer.owners.tracking():
+        trace.start_phase("load")
+        # The model is built in host memory and moved to the GPU as a whole.
+        with on_host() if device.kind == "cuda" else contextlib.nullcontext():
             parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
-        tracer.naming.learn(parts.model)
+        tracer.owners.register(parts.model)
         for weight in (*parts.model.parameters(), *parts.model.buffers()):
             tracer.mark_as_of(weight, [weight], MemoryKind.WEIGHTS)
         shapes = choose_shapes(parts)
-        _set_number_format(parts)
-        take_workspaces(device, trace)
-        _keep_features(parts, shapes, tracer)
-        tag_gradients(parts.model.parameters(), tracer)  # before a recipe's own hooks use them up
+        _enable_autocast(parts)
+        alloc_workspaces(device, trace)
+        _cache_features(parts, shapes, tracer)
+        tag_gradients(parts.model.parameters(), tracer)  # before the recipe's hooks, which may free the gradients
         optimizer = build_optimizer(parts)
         optimizer.step = tracer.optimizing()(optimizer.step)
         _train(parts, optimizer, shapes, tracer)
         _evaluate(parts, shapes, tracer)
         sizes = parts.parameters, parts.trainable_parameters
         _save_and_load_best(parts, trace)
-    work = ((1, tracer.work),)
-    return TracedTraining(trace, parts, shapes, *sizes, work, work)
+    op_counts = ((1, tracer.op_counts),)
+    return TracedTraining(trace, parts, shapes, *sizes, op_counts, op_counts)
 
 
-def take_workspaces(device: Device, trace: Trace) -> None:
-    """What the device's libraries keep from their first use on."""
-    trace.begin(OTHER)
+def alloc_workspaces(device: Device, trace: Trace) -> None:
+    """Record the workspaces that the device's libraries keep from their first use on."""
+    trace.start_phase(OTHER)
     for size in workspaces_on(device):
-        trace.take(size).kind = MemoryKind.TEMPORARY
+        trace.alloc(size).kind = MemoryKind.TEMPORARY
 
 
 @cache
 def _fake_mode() -> FakeTensorMode:
-    """One for all plays, so that what operations return is learnt once."""
+    """One mode for all traces, so that the results of ops are computed and cached once."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    disable_fake_cache(mode)  # ours (outcomes.py) is asked first, and two are slower than one
-    with mode:  # what it imports, it imports now: in the first play frames would be kept that hold tensors
+    disable_fake_cache(mode)  # our cache (fake_ops.py) is looked up first, and two caches are slower than one
+    with mode:  # trigger its lazy imports now: during the first trace they would keep frames that hold tensors
         torch.ones(1, 1)[0, 0] = 0
     return mode
 
 
 @contextlib.contextmanager
 def fake_tensors(device: Device) -> Iterator[None]:
-    """Tensors made inside take no memory, and torch's functions behave as on the device."""
-    # Weights without data need no first values, and drawing them may look at data (ModernBERT's does).
-    moving = mock.patch.object(torch.nn.Module, "to", _moved)
-    with _fake_mode(), no_init_weights(), kernels_of(device), moving:
+    """Tensors made inside take no memory, and torch's functions allocate as on the device."""
+    # Fake weights need no initial values, and initializing them may read data (ModernBERT's does).
+    patched_to = mock.patch.object(torch.nn.Module, "to", _to_unless_noop)
+    with _fake_mode(), no_init_weights(), kernels_of(device), patched_to:
         yield
 
 
-_move = torch.nn.Module.to
+_module_to = torch.nn.Module.to
 
 
-def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """A move that changes nothing is none: torch would exchange tensors without data, and cannot once they are used."""
+def _to_unless_noop(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """Skip a move that changes nothing: torch would replace the fake tensors, which fails once they are in use."""
     dtype = dtype_of_move(*args, **kwargs)
     if all(dtype in (None, p.dtype) for p in module.parameters() if p.is_floating_point()):
         return module
-    return _move(module, *args, **kwargs)
+    return _module_to(module, *args, **kwargs)
 
 
-def _keep_features(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
-    """What is kept goes to a file, so nothing of it stays in memory."""
+def _cache_features(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
+    """Run the frozen encoder; its cached outputs are written to a file, so none of them stay in memory."""
     feature_cache = parts.feature_cache
     for rows, length in shapes.feature_cache if feature_cache else ():
         with tracer.trace.section("features", rows, length), tracer.trace.phase("features"):
             assert feature_cache is not None
-            feature_cache.features(_texts(parts, rows, length, shapes.padded, tracer))
+            feature_cache.features(_fake_inputs(parts, rows, length, shapes.padded, tracer))
 
 
 def _train(parts: Parts, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer) -> None:
-    """One pass over the slices and two steps: the first makes the optimizer's state, the second finds it there."""
-    tracer.trace.mark(PASS_BEGINS)
-    run_micro_batches(parts.model.train(), _slices(parts, shapes, tracer), torch.Tensor.backward, tracer.trace.phase)
-    tracer.trace.mark(PASS_ENDS)
+    """One pass over the micro-batches and two optimizer steps: the first allocates the state, the second reuses it."""
+    tracer.trace.mark(PASS_START)
+    run_micro_batches(
+        parts.model.train(), _fake_micro_batches(parts, shapes, tracer), torch.Tensor.backward, tracer.trace.phase
+    )
+    tracer.trace.mark(PASS_END)
     _step(parts, optimizer, tracer, clip=parts.max_grad_norm)
-    tracer.trace.mark(STATE_IS_THERE)
+    tracer.trace.mark(STATE_ALLOCATED)
     _step(parts, optimizer, tracer, clip=0)
     tracer.trace.mark(STEPS_END)
     parts.model.zero_grad()
 
 
 def tag_gradients(parameters: Iterable[torch.nn.Parameter], tracer: Tracer) -> None:
-    """Every gradient is marked as such when it is there."""
+    """Mark every gradient as such as soon as it exists."""
     for parameter in parameters:
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(
@@ -178,17 +181,17 @@ def tag_gradients(parameters: Iterable[torch.nn.Parameter], tracer: Tracer) -> N
 
 def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer, *, clip: float) -> None:
     with tracer.trace.phase("step"):
-        if clip:  # leaves nothing behind, so once is enough
+        if clip:  # keeps no memory, so once is enough
             torch.nn.utils.clip_grad_norm_(parts.model.parameters(), clip)
         optimizer.step()
         tag_state(optimizer, tracer)
 
 
 def tag_state(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
-    """Every tensor that an optimizer keeps, and for which parameter; what it keeps in its groups is for all of them."""
+    """Mark every tensor of the optimizer's state with its parameter; tensors in its groups belong to no parameter."""
     for parameter, values in optimizer.state.items():
-        kept = [value for value in values.values() if isinstance(value, torch.Tensor)]
-        tracer.mark_as_of(parameter, kept, MemoryKind.OPTIMIZER_STATE)
+        tensors = [value for value in values.values() if isinstance(value, torch.Tensor)]
+        tracer.mark_as_of(parameter, tensors, MemoryKind.OPTIMIZER_STATE)
     for group in optimizer.param_groups:
         tracer.mark((value for value in group.values() if isinstance(value, torch.Tensor)), MemoryKind.OPTIMIZER_STATE)
 
@@ -200,15 +203,16 @@ def _evaluate(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
             tracer.trace.phase("evaluate"),
             torch.no_grad(),
         ):
-            parts.model.eval()(**_batch(parts, rows, length, shapes.padded, tracer))
+            parts.model.eval()(**_fake_batch(parts, rows, length, shapes.padded, tracer))
 
 
 def _save_and_load_best(parts: Parts, trace: Trace) -> None:
-    """Saving writes from the weights themselves; loading reads one tensor at a time, into this machine's memory.
+    """Saving writes directly from the weights; loading reads one tensor at a time into host memory.
 
-    Every training loads: a pre-flight takes its weights back. It has no optimizer state then, so this is the most.
+    Every training loads weights, since the pre-flight restores them. There is no optimizer state at that point, so this
+    is the upper bound.
     """
-    trace.begin("save")
+    trace.start_phase("save")
     if parts.device.kind != "cuda":
         with trace.phase("load-best"), torch.no_grad():
             for weight in parts.checkpoint_weights.values():
@@ -218,29 +222,29 @@ def _save_and_load_best(parts: Parts, trace: Trace) -> None:
             parts.adapter.merge_or_unload()
 
 
-def _slices(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
-    for rows, length in shapes.slices:
+def _fake_micro_batches(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
+    for rows, length in shapes.micro_batches:
         with tracer.trace.section("micro-batch", rows, length):
-            tracer.trace.begin(OTHER)
-            batch = _batch(parts, rows, length, shapes.padded, tracer)
-            if shapes.texts is not None and shapes.padded:
-                batch["attention_mask"].texts = list(shapes.texts)
-            yield 1.0 / len(shapes.slices), batch
-            tracer.trace.begin(OTHER)
+            tracer.trace.start_phase(OTHER)
+            batch = _fake_batch(parts, rows, length, shapes.padded, tracer)
+            if shapes.lengths is not None and shapes.padded:
+                batch["attention_mask"].lengths = list(shapes.lengths)
+            yield 1.0 / len(shapes.micro_batches), batch
+            tracer.trace.start_phase(OTHER)
 
 
-def _batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
+def _fake_batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
     if parts.feature_cache is None:
-        return _texts(parts, rows, length, padded, tracer)
-    batch = parts.feature_cache.blank(rows) | {"labels": torch.ones(rows, dtype=torch.long)}
+        return _fake_inputs(parts, rows, length, padded, tracer)
+    batch = parts.feature_cache.dummy_features(rows) | {"labels": torch.ones(rows, dtype=torch.long)}
     tracer.mark(batch.values(), MemoryKind.INPUTS)
     return batch
 
 
-def _texts(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
+def _fake_inputs(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
     ids = torch.ones((rows, length), dtype=torch.long)
     end = getattr(parts.model.config, "eos_token_id", None)
-    ids[:, -1] = end if isinstance(end, int) else 1  # some heads read a text at its end token
+    ids[:, -1] = end if isinstance(end, int) else 1  # some heads read the hidden state at the end token
     batch = {"input_ids": ids, "labels": torch.ones(rows, dtype=torch.long)}
     if padded:
         batch["attention_mask"] = torch.ones_like(ids)
@@ -249,8 +253,8 @@ def _texts(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -
     return batch
 
 
-def _set_number_format(parts: Parts) -> None:
-    """Autocast around the model's forward, as accelerate does; rehearsed tensors say that they are on a CPU."""
+def _enable_autocast(parts: Parts) -> None:
+    """Wrap the model's forward in autocast, as accelerate does; fake tensors report the CPU as their device."""
     dtype = _DTYPES.get(parts.precision)
     if dtype is not None:
         parts.model.forward = torch.autocast("cpu", dtype)(parts.model.forward)

@@ -1,4 +1,4 @@
-"""Performing: a training is played with as few layers as tell what the rest would do, else with all of them."""
+"""Simulation of a job on a device: trace each recipe once, and estimate its memory for any micro-batch size."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException, import_model_code
+from tightfit.data.dataset import prefetched_stats
 from tightfit.data.rows import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
-from tightfit.models import layer_period, load_config, num_layers
+from tightfit.models import layer_period, load_config, load_tokenizer, num_layers
 from tightfit.processes import usable_cpus, use_one_thread
 from tightfit.simulation.depth import extrapolate_depth, with_optimizer_of
-from tightfit.simulation.estimate import Estimate, host_peak, least_of, phases_of
+from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
 from tightfit.simulation.op_counts import Table
 from tightfit.simulation.process_size import process_bytes, process_size_note
 from tightfit.simulation.profile import StepProfile, profile_of
-from tightfit.simulation.scaling import BatchShape, NotExtrapolable, Numbers, constant_sizes, fit_sizes
+from tightfit.simulation.scaling import Array, BatchShape, NotExtrapolable, constant_sizes, fit_sizes
 from tightfit.simulation.simulate import BatchShapes, TracedTraining, trace_training
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.trace import Trace
@@ -37,51 +38,51 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 
-_FEWEST = 2  # the first and the last layer, or layers taken as one, may differ from those between
+_MIN_BLOCKS = 2  # the first and the last layer (or group of layers) may differ from those between
 
 
 @dataclass(frozen=True)
 class SimulationSetup:
-    """Those who play: a job's model, on a device."""
+    """What a simulation needs besides the recipe: the job, its labels and tokenizer, and the device."""
 
     job: Job
     device: Device
     labels: Labels
     tokenizer: PreTrainedTokenizerBase
     probe: bool = False
-    """Whether a model that looks at its data may be tried out on real tensors."""
+    """Whether a model whose code reads tensor values may be traced on real tensors."""
 
     def trace(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
-        """Play a recipe, at the full depth."""
+        """Trace a recipe at the model's full depth, extrapolated from two shallow traces where possible."""
         try:
-            return self._trace(recipe, shapes)
+            return self._trace_by_depth(recipe, shapes)
         except TightfitError:
             raise
-        except Exception as error:  # whatever a model's own code stumbles over when its tensors hold no data
+        except Exception as error:  # a model's own code may fail in any way on tensors without data
             if self.probe and self.device.kind == "cpu":
                 return self._trace_training(recipe, shapes, fake=False)
             raise ModelError(
-                f"'{self.job.model}' cannot be rehearsed: {_reason(error)}. "
-                "Add --probe to try a small step out on real tensors (--device cpu)."
+                f"'{self.job.model}' cannot be simulated: {_reason(error)}. "
+                "Add --probe to trace a small step on real tensors (--device cpu)."
             ) from error
 
-    def _trace(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
+    def _trace_by_depth(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
         for shallow, deeper, times in self._depths(recipe):
             try:
                 two = [self._trace_training(recipe, shapes, layers=layers) for layers in (shallow, deeper)]
-                return _deepened(two[0], two[1], times)
+                return _with_depth(two[0], two[1], times)
             except NotExtrapolable:
                 pass
         return self._trace_training(recipe, shapes)
 
     def _depths(self, recipe: Recipe) -> list[tuple[int, int, int]]:
-        """Two shallow depths and how often their difference is missing; none where it saves nothing."""
-        depth, periods = num_layers(self._config), [strategy.period for strategy in recipe.strategies]
+        """Two shallow depths, and how many times their difference is to be added; none where that saves nothing."""
+        depth, periods = num_layers(self._config), [strategy.layer_period for strategy in recipe.strategies]
         if depth is None or None in periods:
             return []
         step = math.lcm(layer_period(self._config), *(period for period in periods if period is not None))
-        fewest = _FEWEST * max((strategy.together for strategy in recipe.strategies), default=1)
-        shallow = fewest + (depth - fewest) % step
+        min_layers = _MIN_BLOCKS * max((strategy.layers_per_block for strategy in recipe.strategies), default=1)
+        shallow = min_layers + (depth - min_layers) % step
         times = (depth - shallow) // step - 1
         return [(shallow, shallow + step, times)] if 2 * shallow + step < depth else []
 
@@ -89,18 +90,18 @@ class SimulationSetup:
         without_weights = self.job.model_copy(update={"random_weights": True})
         return trace_training(without_weights, recipe, self.device, self.labels, self.tokenizer, shapes, **how)
 
-    def overhead(self) -> int:
-        """What there is without any tensor."""
-        self.load_code()
+    def process_bytes(self) -> int:
+        """Bytes of the process, or of the CUDA context, without any tensor."""
+        self.import_model_code()
         return process_bytes(self.device, loads_weights=not self.job.random_weights)
 
-    def load_code(self) -> None:
-        """Import the model's own: it is part of the process, and those who play in others need not do it each."""
+    def import_model_code(self) -> None:
+        """Import the model's own code: it is part of the process size, and forked workers inherit it."""
         import_model_code(find_task(self.job.task).head(), self._config)
 
     @property
     def depth(self) -> int | None:
-        """How many layers the model has, where it says so."""
+        """Number of layers, where the model's config gives it."""
         return num_layers(self._config)
 
     @cached_property
@@ -108,210 +109,214 @@ class SimulationSetup:
         return load_config(self.job.model)
 
 
-def _deepened(shallow: TracedTraining, deeper: TracedTraining, times: int) -> TracedTraining:
-    work = ((1 + times, deeper.work[0][1]), (-times, shallow.work[0][1]))
+def _with_depth(shallow: TracedTraining, deeper: TracedTraining, times: int) -> TracedTraining:
+    op_counts = ((1 + times, deeper.op_counts[0][1]), (-times, shallow.op_counts[0][1]))
     return replace(
         deeper,
         trace=extrapolate_depth(shallow.trace, deeper.trace, times),
         parameters=deeper.parameters + times * (deeper.parameters - shallow.parameters),
         trainable_parameters=deeper.trainable_parameters
         + times * (deeper.trainable_parameters - shallow.trainable_parameters),
-        work=work,
-        steps=work,
+        op_counts=op_counts,
+        optimizer_op_counts=op_counts,
     )
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        return f"its code looks at the data ({error.func}), which a rehearsal has not"
+        return f"its code reads tensor values ({error.func}), which a simulation does not have"
     return first_line(error).rstrip(".")
 
 
-# A job on a device, ready for any number of bills: what differs only in rows and tokens is played once.
+# Estimates for any number of recipes: recipes that differ only in rows and tokens are traced once.
 
 
-_LONGEST_PLAYED = 128
-_SHORTER = {"cpu": 7}  # eighths of it: our tiles hold other rows for much shorter texts, and kernels of cards like 96
+_MAX_TRACED_LENGTH = 128
+# Length of the second traced micro-batch in eighths of the first: on a CPU, tiles hold a different number of rows for
+# much shorter texts; GPU kernels prefer 96 tokens (6 eighths, the default).
+_SHORTER = {"cpu": 7}
 
 
 @dataclass(frozen=True)
 class TracedRecipe:
-    """A recipe as it was played, and whether its sizes hold for other rows and tokens."""
+    """A traced recipe, and whether its sizes can be scaled to other rows and tokens."""
 
     training: TracedTraining
     timeline: Timeline
-    for_all: bool
+    is_scalable: bool
 
     @property
     def parts(self) -> Parts:
-        """The parts as shapes."""
+        """The parts, with fake tensors."""
         return self.training.parts
 
-    def micro_batch_sizes(self, shapes: Sequence[BatchShape]) -> Numbers:
-        """To compare slices with each other; one is the first section of a play."""
+    def micro_batch_sizes(self, shapes: Sequence[BatchShape]) -> Array:
+        """Bytes allocated for micro-batches of these shapes, to compare them; the first section is a micro-batch."""
         return self.timeline.sizes.of_section(0, shapes)
 
     def tables(self, pair: int) -> list[tuple[int, Table]]:
-        """The work of two like sections by their rows and tokens, and how often each counts."""
-        done = self.training
-        sections = _pairs(done.trace)[pair]
-        return [(weight, work.by_shape(done.trace.sections, sections)) for weight, work in done.work]
+        """Op costs of a pair of equal sections as functions of rows and tokens, with their multiplicity."""
+        training = self.training
+        sections = _pairs(training.trace)[pair]
+        return [(weight, counts.by_shape(training.trace.sections, sections)) for weight, counts in training.op_counts]
 
 
 @dataclass
 class Simulation:
-    """Makes bills."""
+    """Traces recipes and estimates their memory."""
 
     setup: SimulationSetup
     lengths: Lengths
-    always_padded: bool = False
-    """Whether slices of equal texts are taken for padded ones too: fewer plays, and at most a mask too much."""
+    assume_padding: bool = False
+    """Whether micro-batches of equal lengths count as padded too: fewer traces, at the cost of at most one mask."""
     overhead: int | None = None
-    """What there is without any tensor, where that is known better than by looking at this process."""
+    """Bytes without any tensor, if known; measured in this process otherwise."""
     _traced: dict[tuple[bool, tuple[str, ...]], TracedRecipe] = field(default_factory=dict)
-    _as_they_are: dict[Recipe, TracedRecipe] = field(default_factory=dict)
+    _fixed: dict[Recipe, TracedRecipe] = field(default_factory=dict)
 
     @classmethod
     def of(cls, job: Job, device: Device, *, probe: bool = False) -> Simulation:
-        """Read the data and the tokenizer; for the same job and file only once."""
-        return _simulation(job, device, probe, stamp_of(job))
+        """Read the data and the tokenizer; cached for the same job and unchanged files."""
+        return _simulation(job, device, probe, modified_times(job))
 
     def estimate(self, recipe: Recipe) -> Estimate:
-        """What a recipe takes with this job's data."""
+        """The memory estimate of a recipe with this job's data."""
         traced, parts = self.traced(recipe)
         worst = self._worst_shapes(parts, traced)
         shapes = _section_shapes(worst, traced)
         return Estimate(
             phases=phases_of(traced.timeline, self.setup.device, shapes),
             host=host_peak(traced.timeline, shapes),
-            overhead=self.weigh(),
+            overhead=self.process_bytes(),
             device=self.setup.device,
             parameters=traced.training.parameters,
             trainable_parameters=traced.training.trainable_parameters,
             worst=str(worst),
-            notes=process_size_note(self.setup.device, self.weigh()),
+            notes=process_size_note(self.setup.device, self.process_bytes()),
         )
 
-    def at_least(self, recipe: Recipe) -> int:
-        """Its peak without what an allocator adds, which takes long to tell for a card."""
+    def lower_bound(self, recipe: Recipe) -> int:
+        """The peak without the allocator's share, which is slow to compute for a GPU."""
         traced, parts = self.traced(recipe)
-        return self.weigh() + least_of(traced.timeline, _section_shapes(self._worst_shapes(parts, traced), traced))
+        shapes = _section_shapes(self._worst_shapes(parts, traced), traced)
+        return self.process_bytes() + lower_bound_of(traced.timeline, shapes)
 
-    def course(self, recipe: Recipe) -> StepProfile | None:
-        """One step of it, with the largest tensors at the peak."""
+    def profile(self, recipe: Recipe) -> StepProfile | None:
+        """The memory of one step over time, with the largest tensors at the peak."""
         traced, parts = self.traced(recipe)
         shapes = _section_shapes(self._worst_shapes(parts, traced), traced)
         return profile_of(traced.timeline, traced.training.trace, shapes, self.estimate(recipe).phase)
 
-    def weigh(self) -> int:
-        """What there is without any tensor: looked at once, before anything is played, since plays leave something."""
+    def process_bytes(self) -> int:
+        """Bytes without any tensor: measured once, before the first trace, since traces leave memory behind."""
         if self.overhead is None:
-            self.overhead = self.setup.overhead()
+            self.overhead = self.setup.process_bytes()
         return self.overhead
 
     def traced(self, recipe: Recipe) -> tuple[TracedRecipe, Parts]:
-        """The recipe as it was played, and its parts with the rows and tokens that it has here."""
-        traced = self._known(recipe) or self._trace_training(recipe)
+        """The traced recipe, and its parts with this recipe's rows and tokens."""
+        traced = self._known(recipe) or self._trace(recipe)
         return traced, self._with_shapes(traced.parts, recipe)
 
     def _known(self, recipe: Recipe) -> TracedRecipe | None:
-        """What was played of the same strategies, if it holds for this recipe's rows and tokens."""
+        """An earlier trace of the same strategies, if it holds for this recipe's rows and tokens."""
         for padded in (True, False):
             traced = self._traced.get(_key(recipe, padded))
             if traced is None:
                 continue
             worst = self._worst_shapes(self._with_shapes(traced.parts, recipe))
             return self._traced.get(_key(recipe, worst.padded))
-        return self._as_they_are.get(recipe)
+        return self._fixed.get(recipe)
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
-        """The parts with this recipe's rows and tokens, whatever they were played with; some cannot be in slices."""
+        """The parts with this recipe's rows and tokens instead of the traced ones; some reject micro-batches."""
         job = self.setup.job
         parts = replace(
-            parts, micro_batch_size=job.batch_size, micro_batch_tokens=None, max_length=job.max_length, pool=0
+            parts, micro_batch_size=job.batch_size, micro_batch_tokens=None, max_length=job.max_length, bucket_batches=0
         )
         for strategy in recipe.strategies:
             if strategy.batch_only or strategy.steps_in_backward:
                 parts = strategy.apply(parts)
         return parts
 
-    def _trace_training(self, recipe: Recipe) -> TracedRecipe:
-        self.weigh()
-        if _as_it_is(recipe):
+    def _trace(self, recipe: Recipe) -> TracedRecipe:
+        self.process_bytes()
+        if _is_fixed(recipe):
             return self._trace_fixed(recipe)
-        training = self._spliced(recipe) or self.setup.trace(recipe, self._two_of_each)
+        training = self._combined(recipe) or self.setup.trace(recipe, self._probe_shapes)
         try:
-            traced = _for_all(training)
+            traced = _with_scaling(training)
         except NotExtrapolable:
             return self._trace_fixed(recipe)
         return self._traced.setdefault(_key(recipe, training.shapes.padded), traced)
 
     def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
-        """What has to be played for some recipes and has not been."""
-        needed = [half for recipe in recipes for half in _halves(recipe) or (recipe,)]
-        shapeless = [half if _as_it_is(half) else half.without_batching() for half in needed]
-        return [recipe for recipe in dict.fromkeys(shapeless) if self._known(recipe) is None]
+        """The recipes that have to be traced for the given ones and have not been."""
+        needed = [part for recipe in recipes for part in _separate_parts(recipe) or (recipe,)]
+        without_batching = [part if _is_fixed(part) else part.without_batching() for part in needed]
+        return [recipe for recipe in dict.fromkeys(without_batching) if self._known(recipe) is None]
 
-    def remember(self, recipe: Recipe, traced: TracedRecipe) -> None:
-        """Take over what was played elsewhere."""
-        if traced.for_all:
+    def add(self, recipe: Recipe, traced: TracedRecipe) -> None:
+        """Store a recipe that was traced in another process."""
+        if traced.is_scalable:
             self._traced[_key(recipe, traced.training.shapes.padded)] = traced
         else:
-            self._as_they_are[recipe] = traced
+            self._fixed[recipe] = traced
 
-    def _spliced(self, recipe: Recipe) -> TracedTraining | None:
-        """From a pass that was played with the usual optimizer, and the optimizer beside the usual pass."""
-        halves = _halves(recipe)
-        if halves is None:
+    def _combined(self, recipe: Recipe) -> TracedTraining | None:
+        """Combine a trace of its forward and backward with one of its optimizer, instead of tracing the pair."""
+        separate = _separate_parts(recipe)
+        if separate is None:
             return None
-        (one, _), (other, _) = (self.traced(half) for half in halves)
-        if not one.for_all or not other.for_all:
+        (gradients, _), (optimizer, _) = (self.traced(part) for part in separate)
+        if not gradients.is_scalable or not optimizer.is_scalable:
             return None
-        trace = with_optimizer_of(one.training.trace, other.training.trace)
-        return replace(one.training, trace=trace, steps=other.training.steps)
+        trace = with_optimizer_of(gradients.training.trace, optimizer.training.trace)
+        return replace(gradients.training, trace=trace, optimizer_op_counts=optimizer.training.optimizer_op_counts)
 
     def _trace_fixed(self, recipe: Recipe) -> TracedRecipe:
-        training = self.setup.trace(recipe, self._worst)
-        traced = TracedRecipe(training, Timeline.of(training.trace, constant_sizes(training.trace)), for_all=False)
-        return self._as_they_are.setdefault(recipe, traced)
+        training = self.setup.trace(recipe, self._fixed_shapes)
+        traced = TracedRecipe(training, Timeline.of(training.trace, constant_sizes(training.trace)), is_scalable=False)
+        return self._fixed.setdefault(recipe, traced)
 
-    def _two_of_each(self, parts: Parts) -> BatchShapes:
-        """No two of: rows, tokens, rows x tokens, tokens², rows x tokens² change alike between these."""
-        longest = min(self.setup.job.max_length, _LONGEST_PLAYED)
-        texts = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
-        pair = ((6, 1), (4, 1)) if parts.feature_cache else texts
+    def _probe_shapes(self, parts: Parts) -> BatchShapes:
+        """Two shapes between which rows, tokens, rows x tokens, tokens², rows x tokens² all change by other ratios."""
+        longest = min(self.setup.job.max_length, _MAX_TRACED_LENGTH)
+        inputs = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
+        pair = ((6, 1), (4, 1)) if parts.feature_cache else inputs
         return BatchShapes(
-            pair, pair, self._worst_shapes(parts).padded, feature_cache=texts if parts.feature_cache else ()
+            pair, pair, self._worst_shapes(parts).padded, feature_cache=inputs if parts.feature_cache else ()
         )
 
     def _worst_shapes(self, parts: Parts, traced: TracedRecipe | None = None) -> WorstShapes:
-        """Which of two slices is the larger one, a play tells best."""
-        worst = self.lengths.worst(parts, traced.micro_batch_sizes if traced and traced.for_all else tokens_of)
-        return replace(worst, padded=True) if self.always_padded else worst
+        """The largest shapes; micro-batches are compared by their traced bytes where those are known."""
+        size = traced.micro_batch_sizes if traced and traced.is_scalable else tokens_of
+        worst = self.lengths.worst_shapes(parts, size)
+        return replace(worst, padded=True) if self.assume_padding else worst
 
-    def _worst(self, parts: Parts) -> BatchShapes:
+    def _fixed_shapes(self, parts: Parts) -> BatchShapes:
         worst = self._worst_shapes(parts)
-        return BatchShapes(worst.slices, [worst.evaluation], worst.padded, worst.texts, worst.feature_cache)
+        return BatchShapes(worst.micro_batches, [worst.evaluation], worst.padded, worst.lengths, worst.feature_cache)
 
 
-def _for_all(training: TracedTraining) -> TracedRecipe:
-    """NotAlike where other rows and tokens cannot be told from it, be it their memory or their time."""
+def _with_scaling(training: TracedTraining) -> TracedRecipe:
+    """Raises NotExtrapolable where the memory or the time of other rows and tokens cannot be derived from it."""
     sizes = fit_sizes(training.trace, _pairs(training.trace))
-    traced = TracedRecipe(training, Timeline.of(training.trace, sizes), for_all=True)
+    traced = TracedRecipe(training, Timeline.of(training.trace, sizes), is_scalable=True)
     for pair in range(len(_pairs(training.trace))):
         traced.tables(pair)
     return traced
 
 
-def _as_it_is(recipe: Recipe) -> bool:
-    return not all(strategy.scales for strategy in recipe.strategies)
+def _is_fixed(recipe: Recipe) -> bool:
+    return not all(strategy.same_ops_at_any_size for strategy in recipe.strategies)
 
 
-def _halves(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
-    """How its gradients are computed, and how it steps, where each can be played without the other."""
-    passing, stepping = recipe.gradient_part(), recipe.optimizer_part()
+def _separate_parts(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
+    """Its gradient part and its optimizer part, where each can be traced without the other."""
+    gradients, optimizer = recipe.gradient_part(), recipe.optimizer_part()
     inseparable = any(strategy.steps_in_backward for strategy in recipe.strategies)
-    return None if inseparable or _as_it_is(recipe) or recipe in (passing, stepping) else (passing, stepping)
+    return None if inseparable or _is_fixed(recipe) or recipe in (gradients, optimizer) else (gradients, optimizer)
 
 
 def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
@@ -319,84 +324,77 @@ def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
 
 
 def _pairs(trace: Trace) -> list[tuple[int, int]]:
-    """Two batches of the trunk, where it runs by itself, two slices, two batches of the evaluation."""
+    """The pairs of traced sections: frozen encoder batches (where cached), micro-batches, evaluation batches."""
     return [(first, first + 1) for first in range(0, len(trace.sections), 2)]
 
 
 def _section_shapes(worst: WorstShapes, traced: TracedRecipe) -> list[tuple[int, int] | None]:
-    """The rows and tokens of every section that was played."""
-    if not traced.for_all:
-        return [*worst.feature_cache, *worst.slices, worst.evaluation]
-    first, later = ([*slices, None][:2] for slices in (worst.first, worst.slices))
-    feature_cache, no_trunk = ([*worst.feature_cache, None], [None, None]) if worst.feature_cache else ([], [])
-    return [*feature_cache, *first, worst.evaluation, None, *no_trunk, *later, None, None]
+    """The rows and tokens of every traced section; None leaves a section out."""
+    if not traced.is_scalable:
+        return [*worst.feature_cache, *worst.micro_batches, worst.evaluation]
+    first, later = ([*shapes, None][:2] for shapes in (worst.first_batch, worst.micro_batches))
+    feature_cache, no_features = ([*worst.feature_cache, None], [None, None]) if worst.feature_cache else ([], [])
+    return [*feature_cache, *first, worst.evaluation, None, *no_features, *later, None, None]
 
 
 @lru_cache(maxsize=4)
-def _simulation(job: Job, device: Device, probe: bool, stamp: tuple[int, ...]) -> Simulation:
-    import transformers.trainer  # noqa: F401, while the data is read beside; those who play inherit it
+def _simulation(job: Job, device: Device, probe: bool, modified: tuple[int, ...]) -> Simulation:
+    import transformers.trainer  # noqa: F401, while the data is prefetched; forked workers inherit it
 
-    from tightfit.data.dataset import prefetched_stats
-    from tightfit.models import load_tokenizer
-
-    glance, tokenizer = prefetched_stats(job), load_tokenizer(job.model)
-    fitting = job.clip_batch_size(len(glance.train))
-    lengths = Lengths.of(fitting, glance.train, glance.validation)
-    return Simulation(SimulationSetup(fitting, device, glance.labels, tokenizer, probe), lengths)
+    stats, tokenizer = prefetched_stats(job), load_tokenizer(job.model)
+    fitting = job.clip_batch_size(len(stats.train_lengths))
+    lengths = Lengths.of(fitting, stats.train_lengths, stats.validation_lengths)
+    return Simulation(SimulationSetup(fitting, device, stats.labels, tokenizer, probe), lengths)
 
 
-def stamp_of(job: Job) -> tuple[int, ...]:
-    """Changes when a file of the job does."""
+def modified_times(job: Job) -> tuple[int, ...]:
+    """Modification times of the job's files, to detect changes."""
     files = [Path(name) for name in (job.data, job.validation, job.model) if name is not None]
     return tuple(file.stat().st_mtime_ns for file in files if file.exists())
 
 
-# Ahead: several recipes played at the same time, each on a core of its own.
-#
-# Plays are Python from end to end, so threads would wait for one another. A forked process has everything loaded but
-# torch's own threads, and plays need none. Where there is no fork, recipes are played
-# one after the other when they are asked for.
+# Parallel tracing, one recipe per core. Traces are pure Python, so threads would wait for each other. A forked process
+# has everything loaded except torch's own threads, which traces do not need. Without fork, recipes are traced one
+# after another on demand.
 
 
 _forked: Simulation | None = None
 
 
 def trace_in_parallel(simulation: Simulation, recipes: Sequence[Recipe]) -> None:
-    """Play what the recipes need and is not known yet."""
+    """Trace everything that the recipes need and that is not known yet, in forked processes."""
     global _forked
     needed = sorted(simulation.missing(recipes), key=_longest_first)
     if usable_cpus() < 2 or len(needed) < 2:
         return
-    simulation.weigh()  # while the cores are free: among those who play, threads would wait for one another
-    simulation.setup.load_code()
+    simulation.process_bytes()  # while the cores are idle: its threads would compete with the workers
+    simulation.setup.import_model_code()
     _forked = simulation  # the processes inherit both
     try:
         fork = multiprocessing.get_context("fork")
         with ProcessPoolExecutor(min(usable_cpus(), 4), fork, initializer=use_one_thread) as pool:
-            for recipe, traced in zip(needed, pool.map(_trace_training, needed), strict=True):
+            for recipe, traced in zip(needed, pool.map(_trace_in_worker, needed), strict=True):
                 if traced is not None:
-                    simulation.remember(recipe, traced)
+                    simulation.add(recipe, traced)
     except (BrokenProcessPool, OSError):
-        pass  # they are played when they are asked for
+        pass  # they are traced on demand
     finally:
         _forked = None
 
 
 def _longest_first(recipe: Recipe) -> int:
-    """So that no core waits for the other at the end; many strategies make a long play."""
+    """Sort key: recipes with many strategies take longest to trace, and starting them first balances the cores."""
     return -len(recipe.strategies)
 
 
-def _trace_training(recipe: Recipe) -> TracedRecipe | None:
-    """In a process of its own. What goes wrong there goes wrong again, aloud, when the recipe is asked for."""
+def _trace_in_worker(recipe: Recipe) -> TracedRecipe | None:
+    """Runs in a forked process; an error here is raised again when the recipe is traced on demand."""
     assert _forked is not None
     try:
         traced, _ = _forked.traced(recipe)
     except Exception:
         return None
-    if (
-        traced.parts.saves_only_trained
-    ):  # a trunk and an adapter hold the model, which cannot go from process to process
+    if traced.parts.saves_only_trained:  # a feature cache or adapter holds the model, which cannot be pickled
         return None
     parts: Any = replace(traced.parts, model=None)
     return replace(traced, training=replace(traced.training, parts=parts))

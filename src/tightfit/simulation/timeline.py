@@ -1,7 +1,7 @@
-"""Timeline: a played training as arrays, with its second step put in, ready to be read for any slice of data.
+"""Timeline: a traced training as arrays, with a second pass inserted, to be evaluated for any batch shape.
 
-The play goes through the slices once and steps the optimizer twice. The first pass of a real training runs
-without optimizer state and the second beside it, so the pass is put in again between the two steps.
+A trace has one pass over the micro-batches and two optimizer steps. The first pass of a real training runs without
+optimizer state and all later ones with it, so the pass is inserted again between the two steps.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tightfit.simulation.scaling import BatchShape, Numbers, Sizes
+from tightfit.simulation.scaling import Array, BatchShape, Sizes
 from tightfit.simulation.trace import Trace
 from tightfit.strategies.base import MemoryKind
 
 KINDS = list(MemoryKind)
-PASS_BEGINS, PASS_ENDS, STATE_IS_THERE, STEPS_END = "pass begins", "pass ends", "state is there", "steps end"
+PASS_START, PASS_END, STATE_ALLOCATED, STEPS_END = "pass start", "pass end", "state allocated", "steps end"
 
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of one moment, from tick to tick, and the section of data it belongs to (-1: none)."""
+    """A continuous part of one phase, in ticks, and the section it belongs to (-1: none)."""
 
     phase: str
     start: int
@@ -31,30 +31,30 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each block is born and dies, what it is for, and how large it is."""
+    """When each block is allocated and freed, its memory kind and its size."""
 
-    born: Numbers
-    died: Numbers
-    kind: Numbers
-    """Columns of KINDS."""
+    alloc_ticks: Array
+    free_ticks: Array
+    kind: Array
+    """Indices into KINDS."""
     sizes: Sizes
     spans: list[Span]
     end: int
     sections: int
-    """How many there are in one pass; the second pass has as many of its own."""
-    block: Numbers
-    """Which block of the tape each is."""
+    """Number of sections in one pass; the second pass has as many of its own."""
+    block: Array
+    """Index of each block in the trace."""
     step: tuple[int, int] | None = None
-    """From where to where the second pass and its step go: one step as all later ones are."""
+    """First and last tick of the second pass and its optimizer step, which are like all later ones."""
 
     @classmethod
     def of(cls, trace: Trace, sizes: Sizes) -> Timeline:
-        """The tape with the second pass put in."""
-        end = trace.clock + 1
+        """The trace with the second pass inserted."""
+        end = trace.tick + 1
         spans = [Span(name, start, stop, section) for name, start, stop, section in trace.spans()]
         once = cls(
-            born=np.array([block.born for block in trace.blocks]),
-            died=np.array([end if block.died is None else block.died for block in trace.blocks]),
+            alloc_ticks=np.array([block.alloc_tick for block in trace.blocks]),
+            free_ticks=np.array([end if block.free_tick is None else block.free_tick for block in trace.blocks]),
             kind=np.array([KINDS.index(kind) for kind in trace.kinds()]),
             sizes=sizes,
             spans=spans,
@@ -62,35 +62,37 @@ class Timeline:
             sections=len(trace.sections),
             block=np.arange(len(trace.blocks)),
         )
-        if STATE_IS_THERE not in trace.marks:
+        if STATE_ALLOCATED not in trace.marks:
             return once
-        begins, ends, state = (trace.marks[name] for name in (PASS_BEGINS, PASS_ENDS, STATE_IS_THERE))
-        twice = once._with_second_pass(begins, ends, state)
-        return replace(twice, step=(state, trace.marks[STEPS_END] + ends - begins))
+        pass_start, pass_end, state = (trace.marks[name] for name in (PASS_START, PASS_END, STATE_ALLOCATED))
+        twice = once._with_second_pass(pass_start, pass_end, state)
+        return replace(twice, step=(state, trace.marks[STEPS_END] + pass_end - pass_start))
 
     @property
-    def on_host(self) -> Numbers:
-        """Which blocks are in the memory around a card."""
+    def on_host(self) -> Array:
+        """Mask of the blocks in host memory beside a GPU."""
         return self.kind == KINDS.index(MemoryKind.HOST)
 
-    def live(self, sizes: Numbers) -> Numbers:
+    def live(self, sizes: Array) -> Array:
         """Live bytes at every tick, a column for each kind."""
         kinds, count = len(KINDS), (self.end + 2) * len(KINDS)
-        born, died = (np.bincount(ticks * kinds + self.kind, sizes, count) for ticks in (self.born, self.died))
-        return (born - died).astype(np.int64).reshape(-1, kinds).cumsum(axis=0)
+        allocated, freed = (
+            np.bincount(ticks * kinds + self.kind, sizes, count) for ticks in (self.alloc_ticks, self.free_ticks)
+        )
+        return (allocated - freed).astype(np.int64).reshape(-1, kinds).cumsum(axis=0)
 
-    def live_at(self, tick: int, sizes: Numbers) -> Numbers:
+    def live_at(self, tick: int, sizes: Array) -> Array:
         """Live bytes of each kind at one tick."""
-        alive = (self.born <= tick) & (self.died > tick)
+        alive = (self.alloc_ticks <= tick) & (self.free_ticks > tick)
         return np.bincount(self.kind[alive], sizes[alive], len(KINDS)).astype(np.int64)
 
-    def total(self, sizes: Numbers) -> Numbers:
-        """Live bytes at every tick, whatever their kind."""
-        born, died = (np.bincount(ticks, sizes, self.end + 2) for ticks in (self.born, self.died))
-        return (born - died).astype(np.int64).cumsum()
+    def total(self, sizes: Array) -> Array:
+        """Live bytes at every tick, summed over all kinds."""
+        allocated, freed = (np.bincount(ticks, sizes, self.end + 2) for ticks in (self.alloc_ticks, self.free_ticks))
+        return (allocated - freed).astype(np.int64).cumsum()
 
-    def read(self, shapes: Sequence[BatchShape | None]) -> tuple[Numbers, list[Span]]:
-        """Sizes of all blocks, and the spans that take place, for these rows and tokens of each section.
+    def read(self, shapes: Sequence[BatchShape | None]) -> tuple[Array, list[Span]]:
+        """Sizes of all blocks, and the spans that are not left out, for these rows and tokens of each section.
 
         The second pass is like the first unless its sections are given too.
         """
@@ -98,42 +100,44 @@ class Timeline:
         spans = [span for span in self.spans if span.section < 0 or shapes[span.section] is not None]
         return self.sizes.at(shapes), spans
 
-    def _with_second_pass(self, begins: int, ends: int, state: int) -> Timeline:
-        inserted, shift = ends - begins, state - begins
-        inside = (self.born > begins) & (self.born <= ends)
-        again = inside & (self.kind != KINDS.index(MemoryKind.OPTIMIZER_STATE)) & (self.died < self.end)
-        outlives = again & (self.died > state)  # gradients: those of the first pass go with the first step
-        born, died = (np.where(ticks > state, ticks + inserted, ticks) for ticks in (self.born, self.died))
-        first_died = np.where(outlives, state, died)
-        second_died = np.where(self.died <= ends, self.died + shift, np.maximum(died, state + inserted))
-        chosen = np.flatnonzero(again)
+    def _with_second_pass(self, start: int, end: int, state: int) -> Timeline:
+        inserted, shift = end - start, state - start
+        inside = (self.alloc_ticks > start) & (self.alloc_ticks <= end)
+        repeated = inside & (self.kind != KINDS.index(MemoryKind.OPTIMIZER_STATE)) & (self.free_ticks < self.end)
+        gradients = repeated & (self.free_ticks > state)  # those of the first pass are freed by the first step
+        alloc, free = (
+            np.where(ticks > state, ticks + inserted, ticks) for ticks in (self.alloc_ticks, self.free_ticks)
+        )
+        first_free = np.where(gradients, state, free)
+        second_free = np.where(self.free_ticks <= end, self.free_ticks + shift, np.maximum(free, state + inserted))
+        chosen = np.flatnonzero(repeated)
         sizes = self.sizes
         return replace(
             self,
-            born=np.concatenate([born, self.born[chosen] + shift]),
-            died=np.concatenate([first_died, second_died[chosen]]),
+            alloc_ticks=np.concatenate([alloc, self.alloc_ticks[chosen] + shift]),
+            free_ticks=np.concatenate([first_free, second_free[chosen]]),
             kind=np.concatenate([self.kind, self.kind[chosen]]),
             block=np.concatenate([self.block, chosen]),
             sizes=Sizes(
                 np.concatenate([sizes.coefficient, sizes.coefficient[chosen]]),
                 np.concatenate([sizes.powers, sizes.powers[chosen]]),
-                np.concatenate([sizes.section, self._again(sizes.section[chosen])]),
+                np.concatenate([sizes.section, self._second_pass_section(sizes.section[chosen])]),
             ),
-            spans=self._spans_twice(begins, ends, state),
+            spans=self._repeated_spans(start, end, state),
             end=self.end + inserted,
         )
 
-    def _spans_twice(self, begins: int, ends: int, state: int) -> list[Span]:
-        inserted, shift = ends - begins, state - begins
+    def _repeated_spans(self, start: int, end: int, state: int) -> list[Span]:
+        inserted, shift = end - start, state - start
         spans = []
         for span in self.spans:
-            late = inserted if span.start >= state else 0
-            spans.append(replace(span, start=span.start + late, end=span.end + late))
-            if begins <= span.start and span.end <= ends:
-                section = int(self._again(np.array(span.section)))
+            delay = inserted if span.start >= state else 0
+            spans.append(replace(span, start=span.start + delay, end=span.end + delay))
+            if start <= span.start and span.end <= end:
+                section = int(self._second_pass_section(np.array(span.section)))
                 spans.append(replace(span, start=span.start + shift, end=span.end + shift, section=section))
         return spans
 
-    def _again(self, section: Numbers) -> Numbers:
-        """The sections of the second pass are counted after those of the first: its batch is another one."""
+    def _second_pass_section(self, section: Array) -> Array:
+        """Sections of the second pass are numbered after those of the first, since its batch is another one."""
         return np.where(section < 0, section, section + self.sections)

@@ -1,4 +1,4 @@
-"""Tape: every block of memory a training takes and gives back, in order, with what it is for."""
+"""Allocation trace: every memory block that a training allocates and frees, in order, with its purpose."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from tightfit.strategies.base import MemoryKind
 
 @dataclass(slots=True)
 class Block:
-    """One piece of memory from its birth to its death, in ticks of the tape."""
+    """One memory block, from its allocation to its release, in ticks of the trace."""
 
     size: int
-    born: int
+    alloc_tick: int
     section: int
-    """The section of the data it was made in; -1 for none."""
-    died: int | None = None
+    """The section in which it was allocated; -1 for none."""
+    free_tick: int | None = None
     kind: MemoryKind | None = None
-    """None until known: kept from forward to backward it is an activation, else temporary."""
+    """None until known: a block kept from forward to backward is an activation, any other is temporary."""
     owner: str | int | None = None
-    """The module or the parameter it belongs to, where that is known; a number until the play is over."""
+    """The module or parameter it belongs to, where known; an autograd sequence number until the trace is complete."""
     shape: tuple[int, ...] | None = None
-    """Of the tensor that it was made for."""
+    """Shape of the tensor that it was allocated for."""
 
-    def moved(self, born: int, died: int | None) -> Block:
-        """The same at another time. There are tens of thousands, and `replace` takes three times as long."""
-        return Block(self.size, born, self.section, died, self.kind, self.owner, self.shape)
+    def moved(self, alloc_tick: int, free_tick: int | None) -> Block:
+        """The same block at other ticks; `replace` takes three times as long, and there are tens of thousands."""
+        return Block(self.size, alloc_tick, self.section, free_tick, self.kind, self.owner, self.shape)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A stretch of the tape in which one slice of data goes through the model."""
+    """A part of the trace in which one micro-batch goes through the model."""
 
     name: str
     rows: int
@@ -43,73 +43,73 @@ class Section:
 
 @dataclass
 class Trace:
-    """Blocks, the moments they live through and the slices of data they belong to."""
+    """Blocks, with the phases and sections in which they were allocated."""
 
     blocks: list[Block] = field(default_factory=list)
     phases: list[tuple[int, str, int]] = field(default_factory=list)
-    """When each moment began, and in which section."""
+    """First tick, name and section of each phase."""
     sections: list[Section] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
-    """Ticks with a name."""
-    clock: int = 0
+    """Named ticks."""
+    tick: int = 0
     _section: int = -1
 
     @property
-    def place(self) -> int:
-        """The section that is being written; -1 for none."""
+    def current_section(self) -> int:
+        """Index of the section being recorded; -1 for none."""
         return self._section
 
-    def take(self, size: int) -> Block:
-        """A block is born."""
-        self.clock += 1
-        block = Block(size, self.clock, self._section)
+    def alloc(self, size: int) -> Block:
+        """Record an allocation."""
+        self.tick += 1
+        block = Block(size, self.tick, self._section)
         self.blocks.append(block)
         return block
 
-    def give_back(self, block: Block) -> None:
-        """A block dies."""
-        self.clock += 1
-        block.died = self.clock
+    def free(self, block: Block) -> None:
+        """Record the release of a block."""
+        self.tick += 1
+        block.free_tick = self.tick
 
-    def begin(self, phase: str) -> None:
-        """This moment lasts until the next one begins."""
-        self.phases.append((self.clock, phase, self._section))
+    def start_phase(self, phase: str) -> None:
+        """Start a phase, which lasts until the next one starts."""
+        self.phases.append((self.tick, phase, self._section))
 
     def mark(self, name: str) -> None:
-        """Remember this tick; it is its own, so that nothing else happens on it."""
-        self.clock += 1
-        self.marks[name] = self.clock
+        """Name a tick of its own, on which nothing else happens."""
+        self.tick += 1
+        self.marks[name] = self.tick
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Everything inside belongs to this moment."""
-        self.begin(name)
+        """Everything inside belongs to this phase."""
+        self.start_phase(name)
         yield
-        self.begin(OTHER)
+        self.start_phase(OTHER)
 
     @contextlib.contextmanager
     def section(self, name: str, rows: int, length: int) -> Iterator[None]:
-        """Everything inside is done for one slice of data."""
+        """Everything inside is computed for one micro-batch."""
         self._section = len(self.sections)
-        self.sections.append(Section(name, rows, length, self.clock))
+        self.sections.append(Section(name, rows, length, self.tick))
         try:
             yield
         finally:
             self._section = -1
 
     def kinds(self) -> list[MemoryKind]:
-        """What each block is for; a block that outlives its forward pass is an activation."""
+        """The memory kind of each block; a block that outlives its forward pass is an activation."""
         forwards = [(start, end) for name, start, end, _ in self.spans() if name == "forward"]
         return [block.kind or _kind(block, forwards) for block in self.blocks]
 
     def spans(self) -> list[tuple[str, int, int, int]]:
-        """Moment, first tick, last tick, section."""
-        ends = [start for start, _, _ in self.phases[1:]] + [self.clock]
+        """Name, first tick, last tick and section of each phase."""
+        ends = [start for start, _, _ in self.phases[1:]] + [self.tick]
         return [(name, start, end, section) for (start, name, section), end in zip(self.phases, ends, strict=True)]
 
 
 def _kind(block: Block, forwards: list[tuple[int, int]]) -> MemoryKind:
     for start, end in forwards:
-        if start < block.born <= end:
-            return MemoryKind.ACTIVATIONS if block.died is None or block.died > end else MemoryKind.TEMPORARY
+        if start < block.alloc_tick <= end:
+            return MemoryKind.ACTIVATIONS if block.free_tick is None or block.free_tick > end else MemoryKind.TEMPORARY
     return MemoryKind.TEMPORARY

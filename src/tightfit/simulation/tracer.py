@@ -1,8 +1,4 @@
-"""Answers: what code that looks at its data would find in a usual batch, where a rehearsal has no data to look at.
-
-Some heads (T5, BART) read a text at its end token: they ask where it is, and whether every row has one. The
-answer is that every row has exactly one, and that what is checked is in order.
-"""
+"""Tracer: a dispatch mode that records every storage that ops allocate and free, and the ops themselves."""
 
 from __future__ import annotations
 
@@ -42,19 +38,22 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+# Results of data-dependent ops in a usual batch, since fake tensors hold no data. Some heads (T5, BART) look for the
+# end token of each row and check that every row has one: every row has exactly one, and every check passes.
+
 _aten = torch.ops.aten
 
 
-def answer(func: Any, args: tuple[Any, ...]) -> Any:
-    """The usual outcome of an operation whose outcome depends on data; None where it does not."""
-    reply = _REPLIES.get(func)
-    if reply is None or not isinstance(args[0], FakeTensor):
+def usual_result(func: Any, args: tuple[Any, ...]) -> Any:
+    """The usual result of an op whose result depends on data; None for any other op."""
+    make_result = _USUAL_RESULTS.get(func)
+    if make_result is None or not isinstance(args[0], FakeTensor):
         return None
-    return reply(*args)
+    return make_result(*args)
 
 
 def _one_value(values: torch.Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None) -> Any:
-    """unique_consecutive: all rows agree."""
+    """unique_consecutive: all rows have the same value."""
     return values.flatten()[:1].clone(), values.new_empty(values.shape), values.new_empty(1)
 
 
@@ -74,7 +73,7 @@ def _is_row_mask(indices: list[Any]) -> bool:
     return len(indices) == 1 and indices[0] is not None and indices[0].dtype == torch.bool and indices[0].dim() == 2
 
 
-_REPLIES: dict[Any, Callable[..., Any]] = {
+_USUAL_RESULTS: dict[Any, Callable[..., Any]] = {
     _aten.unique_consecutive.default: _one_value,
     read_scalar: _yes,
     _aten.index.Tensor: _one_of_each_row,
@@ -84,30 +83,28 @@ _REPLIES: dict[Any, Callable[..., Any]] = {
 }
 
 
-# Naming: which module of a model a block of memory belongs to.
-#
-# In a forward pass it is the module that is being called. In a backward pass nothing is called, but torch numbers the
-# operations that it will undo, and the number of the one it is undoing says in which module it was done.
+# Owners of blocks. In a forward pass the owner is the module being called. In a backward pass no module is called, but
+# autograd numbers the forward ops, and the sequence number of the current node identifies the module that ran the op.
 
 
-_BEYOND = 1 << 63  # numbers of nodes that gather gradients, which belong to no operation
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_ACCUMULATE_GRAD = 1 << 63  # sequence numbers from here on belong to AccumulateGrad nodes, not to forward ops
+_LAYER_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class OwnerTracker:
-    """Listens to the modules of one model while it is played."""
+    """Finds the module or parameter that a new block belongs to, by forward hooks and autograd sequence numbers."""
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
         self._entered: list[str] = []
         self._numbers: list[int] = []
         self._named: list[str | None] = []
-        """The module of every operation from the number beside it on."""
+        """The module of every op from the sequence number at the same index in `_numbers` on."""
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Modules say when they are called, also where a call is broken off, as checkpointing does."""
+    def tracking(self) -> Iterator[None]:
+        """Hook every module call, also calls that are interrupted, as in gradient checkpointing."""
         hooks = (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -118,184 +115,182 @@ class OwnerTracker:
             for hook in hooks:
                 hook.remove()
 
-    def learn(self, model: torch.nn.Module) -> None:
-        """The names of a model's modules and parameters."""
+    def register(self, model: torch.nn.Module) -> None:
+        """Store the names of a model's modules, parameters and buffers."""
         self._names |= {id(module): name for name, module in model.named_modules()}
         self._names |= {id(weight): name for name, weight in [*model.named_parameters(), *model.named_buffers()]}
 
-    def of(self, weight: torch.Tensor) -> str | None:
+    def name_of(self, weight: torch.Tensor) -> str | None:
         """The name of a parameter or buffer."""
         return self._names.get(id(weight))
 
-    def here(self) -> str | int | None:
-        """The module that is at work, or the number of the operation that is being undone."""
+    def current(self) -> str | int | None:
+        """The module being called, or the sequence number of the autograd node being run."""
         if self._entered:
             return self._entered[-1]
         node = current_autograd_node()
         return None if node is None else sequence_number_of(node)
 
     def resolve(self, owners: Iterable[str | int | None]) -> list[str | None]:
-        """Modules for numbers."""
+        """Replace sequence numbers by module names."""
         return [self._module_of(owner) if isinstance(owner, int) else owner for owner in owners]
 
     def _module_of(self, number: int) -> str | None:
-        place = bisect.bisect_right(self._numbers, number) - 1
-        return self._named[place] if place >= 0 and number < _BEYOND else None
+        index = bisect.bisect_right(self._numbers, number) - 1
+        return self._named[index] if index >= 0 and number < _ACCUMULATE_GRAD else None
 
     def _enter(self, module: torch.nn.Module, *_: Any) -> None:
         name = self._names.get(id(module))
         self._entered.append(self._entered[-1] if name is None and self._entered else name or "")
-        self._from_here_on(self._entered[-1])
+        self._start_owner(self._entered[-1])
 
     def _leave(self, *_: Any) -> None:
         self._entered.pop()
-        self._from_here_on(self._entered[-1] if self._entered else None)
+        self._start_owner(self._entered[-1] if self._entered else None)
 
-    def _from_here_on(self, name: str | None) -> None:
-        if threading.get_ident() == self._thread:  # every thread counts for itself
+    def _start_owner(self, name: str | None) -> None:
+        if threading.get_ident() == self._thread:  # sequence numbers are per thread
             self._numbers.append(next_sequence_number())
             self._named.append(name)
 
 
-def any_layer(name: str) -> str:
-    """encoder.layer.3.output -> encoder.layer.*.output: what is said of one layer holds for its like."""
-    return _NUMBER.sub("*", name)
+def wildcard_layer(name: str) -> str:
+    """encoder.layer.3.output -> encoder.layer.*.output, to group the same module of all layers."""
+    return _LAYER_INDEX.sub("*", name)
 
 
-# Tracer: follows every storage that operations make, by weak reference, and writes its life on a tape.
-
-
-_WHERE = torch.ops.prim.device.default
-_ADD, _SUM = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
-_LOOKED_UP = "EmbeddingBackward0"
-_NOBODY_ELSE = 2  # who hold a storage: its tensor, and who asks
+_DEVICE_OF = torch.ops.prim.device.default
+_ADD_IN_PLACE, _ADD = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
+_EMBEDDING_BACKWARD = "EmbeddingBackward0"
+_UNSHARED = 2  # references to a storage that only one tensor uses: the tensor's and ours
 
 
 Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
-"""Bytes that a device's kernel takes for itself while it runs an operation."""
+"""Bytes of the temporary buffers that a device's kernel allocates while it runs an op."""
 
 
 _Mode: Any = uncompiled_dispatch_mode()
-_outcomes: weakref.WeakKeyDictionary[Any, FakeOpCache] = weakref.WeakKeyDictionary()
+_caches: weakref.WeakKeyDictionary[Any, FakeOpCache] = weakref.WeakKeyDictionary()
 
 
 class Tracer(_Mode):
-    """Sees what every operation returns. Views share a storage, so storages are followed, not tensors."""
+    """Records the results of all ops. Views share storage, so storages are tracked, by weak reference, not tensors."""
 
     def __init__(self, trace: Trace, scratch: Scratch) -> None:
         super().__init__()
         self.trace = trace
-        self.work = OpCounts()
-        self.naming = OwnerTracker()
-        self._optimizing = self._over = False
+        self.op_counts = OpCounts()
+        self.owners = OwnerTracker()
+        self._optimizing = self._finished = False
         self._scratch = scratch
         self._alive: dict[int, Block] = {}
-        self._run: Callable[..., Any] = _for_real
+        self._run: Callable[..., Any] = _run_op
 
     def __enter__(self) -> Self:
         mode = current_fake_mode()
         if mode is not None:
-            self._run = _outcomes.setdefault(mode, FakeOpCache()).of
+            self._run = _caches.setdefault(mode, FakeOpCache()).run
         return super().__enter__()
 
     def __exit__(self, *reason: Any) -> None:
-        self._over = True  # what dies from now on, at the collector's whim, is not of the play
-        owners = self.naming.resolve(block.owner for block in self.trace.blocks)
+        self._finished = True  # whatever the garbage collector frees from now on is not part of the trace
+        owners = self.owners.resolve(block.owner for block in self.trace.blocks)
         for block, owner in zip(self.trace.blocks, owners, strict=True):
             block.owner = owner
         super().__exit__(*reason)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _WHERE:  # asked twice for every operation that does something: the short way
+        if func is _DEVICE_OF:  # called twice for every op that computes, so it takes a shortcut
             return args[0].fake_device
-        if func is _SUM and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
-            self._gone(storage_id(args[0].untyped_storage()))  # its place is the sum's
-        scratch = [self.trace.take(size) for size in self._scratch(func, args)]
-        out = answer(func, args)
+        if func is _ADD and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
+            self._freed(storage_id(args[0].untyped_storage()))  # the sum takes its place
+        scratch = [self.trace.alloc(size) for size in self._scratch(func, args)]
+        out = usual_result(func, args)
         if out is None:
             out = self._run(func, args, kwargs or {})
-        self.work.note(func, args, kwargs or {}, out, self._section(func, args))
+        self.op_counts.record(func, args, kwargs or {}, out, self._section(func, args))
         if isinstance(out, torch.Tensor):
-            self._follow(out)
+            self._track(out)
         else:
             for value in tree_iter(out):
                 if isinstance(value, torch.Tensor):
-                    self._follow(value)
+                    self._track(value)
         for block in scratch:
-            self.trace.give_back(block)
+            self.trace.free(block)
         return out
 
     def mark(self, tensors: Iterable[torch.Tensor], kind: MemoryKind) -> None:
-        """Say what some tensors are for."""
+        """Set the memory kind of some tensors."""
         for tensor in tensors:
-            self._mark(self._follow(tensor), kind)
+            self._mark(self._track(tensor), kind)
 
     def mark_as_of(self, weight: torch.Tensor, tensors: Iterable[torch.Tensor], kind: MemoryKind) -> None:
-        """Say what some tensors are for, and which parameter they belong to."""
-        owner = self.naming.of(weight)
+        """Set the memory kind of some tensors and the parameter they belong to."""
+        owner = self.owners.name_of(weight)
         for tensor in tensors:
-            block = self._follow(tensor)
+            block = self._track(tensor)
             self._mark(block, kind)
             block.owner = owner
 
     def _mark(self, block: Block, kind: MemoryKind) -> None:
-        if block.kind is not MemoryKind.HOST or kind is MemoryKind.WEIGHTS:  # weights move to the card as a whole
+        if block.kind is not MemoryKind.HOST or kind is MemoryKind.WEIGHTS:  # weights move to the GPU as a whole
             block.kind = kind
 
     def _section(self, func: Any, args: tuple[Any, ...]) -> int:
-        """Where work belongs."""
+        """The section that an op is counted in."""
         if self._optimizing:
             return OPTIMIZER
-        if func is _ADD and self._follow(args[0]).kind is MemoryKind.GRADIENTS:
+        if func is _ADD_IN_PLACE and self._track(args[0]).kind is MemoryKind.GRADIENTS:
             return GRAD_ACCUMULATION
-        return self.trace.place
+        return self.trace.current_section
 
     @contextlib.contextmanager
     def optimizing(self) -> Iterator[None]:
-        """The work inside is the optimizer's."""
+        """Ops inside are counted as the optimizer's."""
         self._optimizing = True
         try:
             yield
         finally:
             self._optimizing = False
 
-    def _follow(self, tensor: torch.Tensor) -> Block:
+    def _track(self, tensor: torch.Tensor) -> Block:
         storage = tensor.untyped_storage()
         key = storage_id(storage)
         block = self._alive.get(key)
         if block is None:
             size = storage.nbytes()
-            block = self._alive[key] = self.trace.take(size)
-            block.owner = self.naming.here()
+            block = self._alive[key] = self.trace.alloc(size)
+            block.owner = self.owners.current()
             block.shape = tensor.shape if tensor.nbytes == size else None
-            block.kind = MemoryKind.HOST if fake.now.on_host else None
-            weakref.finalize(storage, self._gone, key)
+            block.kind = MemoryKind.HOST if fake.context.on_host else None
+            weakref.finalize(storage, self._freed, key)
         return block
 
-    def _gone(self, key: int) -> None:
+    def _freed(self, key: int) -> None:
         block = self._alive.pop(key, None)
-        if block is not None and not self._over:
-            self.trace.give_back(block)
+        if block is not None and not self._finished:
+            self.trace.free(block)
 
 
-def _for_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
-def _is_where_tables_meet() -> bool:
-    """The gradient of a word's table that was used before: the engine has just been through the second use."""
+def _in_embedding_backward() -> bool:
+    """Whether autograd has just run the backward of an embedding, whose table may be used more than once."""
     node = current_autograd_node()
-    return node is not None and node.name() == _LOOKED_UP
+    return node is not None and node.name() == _EMBEDDING_BACKWARD
 
 
 def _is_added_in_place(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """The engine adds gradients of the same tensor up in place, if nobody else holds the first one.
+    """Whether autograd would accumulate this gradient in place, as it does if nothing else references the first one.
 
-    But not while a mode like this one looks on: a table that is used twice would have a gradient too many. What layers
-    share is small beside it, and is left alone: the first of them would be unlike the others.
+    It does not do so while a dispatch mode is active, so an embedding table that is used twice would have one gradient
+    too many. Tensors shared by layers are small in comparison and are left alone: otherwise the first layer's trace
+    would differ from the others'.
     """
-    if torch.is_grad_enabled() or not _is_where_tables_meet():
+    if torch.is_grad_enabled() or not _in_embedding_backward():
         return False
     storage = first.untyped_storage()
-    alike = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
-    return alike and storage_use_count(storage_id(storage)) == _NOBODY_ELSE
+    same_layout = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
+    return same_layout and storage_use_count(storage_id(storage)) == _UNSHARED

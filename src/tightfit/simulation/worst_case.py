@@ -1,4 +1,7 @@
-"""Largest: how batches are cut into slices, and the largest of these: memory has to do for them."""
+"""Worst case: the largest micro-batches of a training, which determine its peak memory.
+
+They are computed from the batches that the sampler really makes of the data, which rarely reach the maximum length.
+"""
 
 from __future__ import annotations
 
@@ -12,259 +15,261 @@ import numpy as np
 from tightfit.data.batches import LengthBuckets, partition_by_tokens, rows_seen, sample_batches
 from tightfit.job import Job
 from tightfit.ops.fake import real_tensors
-from tightfit.simulation.scaling import BatchShape, Numbers
+from tightfit.simulation.scaling import Array, BatchShape
 from tightfit.strategies.parts import Parts
 
-Size = Callable[[Sequence[BatchShape]], Numbers]
-"""Of slices, to compare them with each other."""
+Size = Callable[[Sequence[BatchShape]], Array]
+"""Size of each of several micro-batches, to compare them."""
 
 
-def tokens_of(shapes: Sequence[BatchShape]) -> Numbers:
-    """As many as each has, padding included."""
-    tokens: Numbers = np.array(shapes).prod(axis=1)
+def tokens_of(shapes: Sequence[BatchShape]) -> Array:
+    """Tokens of each batch shape, padding included."""
+    tokens: Array = np.array(shapes).prod(axis=1)
     return tokens
 
 
 @dataclass(frozen=True)
-class Largest:
-    """The two largest slices of all batches and of the first one, and which batch holds the largest."""
+class LargestMicroBatches:
+    """The two largest micro-batches of all batches and of the first one, and the batch that holds the largest."""
 
-    of_all: tuple[BatchShape, ...]
-    of_the_first: tuple[BatchShape, ...]
+    all_batches: tuple[BatchShape, ...]
+    first_batch: tuple[BatchShape, ...]
     batch: int
-    ragged: bool
-    """Whether a large one has texts of several lengths."""
+    padded: bool
+    """Whether one of them has rows of different lengths."""
 
 
-def largest_by_rows(cut: Numbers, rows: int) -> Largest:
-    """Sorted by length, so the first slices of a batch are the largest."""
+def largest_by_rows(cut: Array, rows: int) -> LargestMicroBatches:
+    """Rows are sorted by length, so the first micro-batches of a batch are the largest."""
     columns = [slice(start, start + rows) for start in range(0, cut.shape[1], rows)[:2]]
-    return Largest(
+    return LargestMicroBatches(
         tuple(_largest(cut[:, part]) for part in columns),
         tuple(_largest(cut[:1, part]) for part in columns),
         int(cut[:, 0].argmax()),
-        any(_ragged(cut[:, part]) for part in columns),
+        any(_has_padding(cut[:, part]) for part in columns),
     )
 
 
-def largest_by_room(batches: Numbers, tokens: int, size: Size) -> Largest:
-    """Few long texts or many short ones: `size` tells."""
-    cut = cut_by_room(batches, tokens)
-    of_all, of_the_first = (
-        tuple(_largest_of(_kinds_of(part), size) for part in (slices, slices[1:]) if part.any())
-        for slices in (cut, cut[:, :1])
+def largest_by_tokens(batches: Array, tokens: int, size: Size) -> LargestMicroBatches:
+    """Few long rows or many short ones may be larger, so micro-batches are compared by `size`."""
+    cut = cut_by_tokens(batches, tokens)
+    all_batches, first_batch = (
+        tuple(_largest_by_size(_distinct_shapes(part), size) for part in (shapes, shapes[1:]) if part.any())
+        for shapes in (cut, cut[:, :1])
     )
-    holds = (cut == np.array(of_all[0])).all(axis=2).any(axis=0)
-    return Largest(of_all, of_the_first, int(holds.argmax()), ragged=True)
+    holds = (cut == np.array(all_batches[0])).all(axis=2).any(axis=0)
+    return LargestMicroBatches(all_batches, first_batch, int(holds.argmax()), padded=True)
 
 
-def cut_by_room(batches: Numbers, tokens: int) -> Numbers:
-    """Rows and tokens of slices of at most so many tokens: first slices of all batches, second ones, and so on.
+def cut_by_tokens(batches: Array, tokens: int) -> Array:
+    """Rows and tokens of micro-batches of at most `tokens` tokens: the first ones of all batches, the second ones, ...
 
-    As RowLimits.cut has it, of all batches at once; 0 where a batch has fewer slices.
+    The same as RowLimits.cut, vectorized over all batches; 0 where a batch has fewer micro-batches.
     """
-    texts, each = (batches > 0).sum(axis=1), np.arange(len(batches))
-    start, cut = np.zeros_like(texts), []
-    while (left := texts - start).any():
-        longest = np.where(left > 0, batches[each, np.minimum(start, batches.shape[1] - 1)], 0)
+    batch_rows, index = (batches > 0).sum(axis=1), np.arange(len(batches))
+    start, cut = np.zeros_like(batch_rows), []
+    while (left := batch_rows - start).any():
+        longest = np.where(left > 0, batches[index, np.minimum(start, batches.shape[1] - 1)], 0)
         rows = np.minimum(np.maximum(tokens // np.maximum(longest, 1), 1), left)
         cut.append(np.stack([rows, longest], axis=1))
         start = start + rows
     return np.stack(cut)
 
 
-def extents_of(cut: Numbers) -> list[BatchShape]:
-    """Of all slices that are there."""
+def shapes_in(cut: Array) -> list[BatchShape]:
+    """The shapes of all micro-batches in the result of `cut_by_tokens`."""
     return [(int(rows), int(longest)) for rows, longest in cut.reshape(-1, 2).tolist() if rows]
 
 
-def _largest_of(kinds: Sequence[BatchShape], size: Size) -> BatchShape:
-    return kinds[int(size(kinds).argmax())]
+def _largest_by_size(shapes: Sequence[BatchShape], size: Size) -> BatchShape:
+    return shapes[int(size(shapes).argmax())]
 
 
-def _kinds_of(cut: Numbers) -> list[BatchShape]:
-    """Each extent once: there may be a hundred thousand slices, and there are some hundred extents."""
+def _distinct_shapes(cut: Array) -> list[BatchShape]:
+    """Each shape once: there may be a hundred thousand micro-batches, but only some hundred distinct shapes."""
     rows, longest = cut.reshape(-1, 2).T
     codes = np.unique(rows * (width := int(longest.max()) + 1) + longest)
     return [(int(code) // width, int(code) % width) for code in codes if code >= width]
 
 
-def _largest(slices: Numbers) -> BatchShape:
-    """Rows and tokens of the longest of some slices."""
-    return slices.shape[1], max(1, int(slices[:, 0].max()))
+def _largest(micro_batches: Array) -> BatchShape:
+    """Rows and tokens of the longest of some micro-batches."""
+    return micro_batches.shape[1], max(1, int(micro_batches[:, 0].max()))
 
 
-def _ragged(slices: Numbers) -> bool:
-    """Whether one of the longest slices has a shorter text in it."""
-    longest = slices[slices[:, 0] == slices[:, 0].max()]
+def _has_padding(micro_batches: Array) -> bool:
+    """Whether one of the longest micro-batches has a shorter row in it."""
+    longest = micro_batches[micro_batches[:, 0] == micro_batches[:, 0].max()]
     return bool((longest[:, -1] < longest[:, 0]).any())
 
 
-# Lengths: the worst slice that the sampler really makes of the data, which is rarely the longest text allowed.
-
-
-_ENOUGH = 128  # batches
+_SAMPLE_BATCHES = 128  # enough to estimate the mean time of a batch
 
 
 @dataclass(frozen=True)
 class WorstShapes:
-    """Rows and tokens of the two largest slices of a training, and of the largest batch of the evaluation."""
+    """Rows and tokens of the two largest micro-batches of a training, and of its largest evaluation batch."""
 
-    slices: tuple[BatchShape, ...]
+    micro_batches: tuple[BatchShape, ...]
     evaluation: BatchShape
-    first: tuple[BatchShape, ...] = ()
-    """Of the first batch, when there is no optimizer state yet; the others are the largest of all."""
+    first_batch: tuple[BatchShape, ...] = ()
+    """The largest micro-batches of the first batch, which runs without optimizer state."""
     batch: int = 1
-    """Which batch holds the first of them, counted from 1."""
+    """The batch that holds the largest micro-batch, counted from 1."""
     batches: int = 1
     padded: bool = True
-    """Whether texts of unequal length meet in them; where none do, transformers leaves the mask out."""
-    texts: tuple[int, ...] | None = None
-    """How long the texts of the fullest batch are, for recipes that cut it by tokens."""
+    """Whether they contain rows of different lengths; if not, transformers drops the mask."""
+    lengths: tuple[int, ...] | None = None
+    """Row lengths of the batch with the most tokens, for recipes that cut layers by tokens."""
     feature_cache: tuple[BatchShape, ...] = ()
-    """The largest batch that runs through a trunk whose outputs are kept."""
+    """The largest batch that runs through a frozen encoder whose outputs are cached."""
 
     def __str__(self) -> str:
         if self.feature_cache:
             rows, length = self.feature_cache[0]
-            return f"the largest batch that runs through the frozen part is {rows} × {length} tokens"
-        rows, length = max(self.slices[0], self.first[0])
-        return f"the largest slice is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
+            return f"the largest batch through the frozen encoder is {rows} × {length} tokens"
+        rows, length = max(self.micro_batches[0], self.first_batch[0])
+        return f"the largest micro-batch is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long the texts of each batch are."""
+    """Row lengths in tokens, batch by batch."""
 
-    batches: Numbers
-    """A row for each batch, longest text first; 0 where the batch has fewer rows."""
+    batches: Array
+    """One row per batch, longest first; 0 where the batch has fewer rows."""
     validation: tuple[int, ...]
-    """Longest first."""
+    """Lengths of the validation rows, longest first."""
     per_epoch: int = 1
-    """How many batches an epoch has, also where a training ends before."""
+    """Batches per epoch, also where training stops earlier."""
     job: Job | None = None
     train: tuple[int, ...] = ()
-    """Of every row to train on, for recipes that deal them out otherwise."""
+    """Lengths of all training rows, for recipes that batch them in another order."""
 
     @classmethod
     def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
-        """The batches as the seed deals them out, from the lengths of all texts."""
-        dealt, per_epoch = _dealt(job, tuple(train), pool=0), math.ceil(len(train) / job.batch_size)
-        return cls(dealt, tuple(sorted(validation, reverse=True)), per_epoch, job, tuple(train))
+        """The batches as the job's seed shuffles them, from the lengths of all rows."""
+        batches = _sorted_batches(job, tuple(train), bucket_batches=0)
+        per_epoch = math.ceil(len(train) / job.batch_size)
+        return cls(batches, tuple(sorted(validation, reverse=True)), per_epoch, job, tuple(train))
 
     @classmethod
     def uniform(cls, rows: int, length: int) -> Lengths:
-        """One batch of texts that are all as long as allowed."""
+        """One batch of rows that all have this length."""
         return cls(np.full((1, rows), length), (length,) * rows)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text to train on."""
+        """Tokens of the longest training row."""
         return int(self.batches.max())
 
-    def dealt_to(self, parts: Parts) -> Lengths:
-        """The batches as a recipe has them: cut, and dealt out its way."""
-        longest = 1 if parts.feature_cache else parts.max_length  # what is kept of a text is one token
-        return replace(self, batches=np.minimum(self._batches(parts), longest))
+    def for_recipe(self, parts: Parts) -> Lengths:
+        """The batches of a recipe: truncated to its length and, with length bucketing, in its order."""
+        longest = 1 if parts.feature_cache else parts.max_length  # cached features are one vector per row
+        return replace(self, batches=np.minimum(self._sampled_batches(parts), longest))
 
-    def trunk_batches(self, parts: Parts) -> list[BatchShape]:
-        """Rows and tokens of what goes through a frozen trunk, once for all epochs."""
-        lengths = sorted(self._cut(parts) or self.batches.ravel().tolist(), reverse=True)
-        starts = range(0, len(lengths), parts.eval_rows)
-        return [(len(lengths[start : start + parts.eval_rows]), max(1, lengths[start])) for start in starts]
+    def feature_batches(self, parts: Parts) -> list[BatchShape]:
+        """Rows and tokens of the batches that run through the frozen encoder, once for all epochs."""
+        lengths = sorted(self._truncated_lengths(parts) or self.batches.ravel().tolist(), reverse=True)
+        starts = range(0, len(lengths), parts.no_grad_rows)
+        return [(len(lengths[start : start + parts.no_grad_rows]), max(1, lengths[start])) for start in starts]
 
-    def some(self) -> Lengths:
-        """As many batches as tell how long the usual one takes."""
-        return replace(self, batches=self.batches[:: max(1, len(self.batches) // _ENOUGH)])
+    def sample(self) -> Lengths:
+        """Evenly spaced batches, enough to estimate the mean time of a batch."""
+        return replace(self, batches=self.batches[:: max(1, len(self.batches) // _SAMPLE_BATCHES)])
 
     def fullest(self) -> Lengths:
         """Only the batch with the most tokens."""
         fullest = self.batches.sum(axis=1).argmax()
         return replace(self, batches=self.batches[fullest : fullest + 1])
 
-    def slices(self, parts: Parts) -> list[BatchShape]:
-        """Rows and tokens of every slice of all batches."""
+    def micro_batches(self, parts: Parts) -> list[BatchShape]:
+        """Rows and tokens of every micro-batch of all batches."""
         if parts.micro_batch_tokens is not None and not parts.feature_cache:
-            return extents_of(cut_by_room(self.batches, parts.micro_batch_tokens))
+            return shapes_in(cut_by_tokens(self.batches, parts.micro_batch_tokens))
         cut, size = self.batches, parts.micro_batch_rows
         starts = range(0, cut.shape[1], size)
-        slices = [(cut[:, start : start + size] > 0, cut[:, start]) for start in starts]
+        columns = [(cut[:, start : start + size] > 0, cut[:, start]) for start in starts]
         return [
             (int(rows), int(longest))
-            for used, first in slices
+            for used, first in columns
             for rows, longest in zip(used.sum(axis=1), first, strict=True)
             if rows
         ]
 
-    def tokens(self, parts: Parts) -> int:
-        """How many tokens, padding included, go through a layer when batches are cut by tokens."""
+    def chunked_tokens(self, parts: Parts) -> int:
+        """Tokens, padding included, that go through a layer when its input is cut into chunks by tokens."""
         total = 0
         for batch in self.batches.tolist():
-            texts = [length for length in batch if length]
-            pieces = partition_by_tokens(texts, (parts.layer_rows or parts.micro_batch_rows) * texts[0])
-            total += sum((piece.end - piece.start) * piece.length for piece in pieces)
+            lengths = [length for length in batch if length]
+            chunks = partition_by_tokens(lengths, (parts.layer_rows or parts.micro_batch_rows) * lengths[0])
+            total += sum((chunk.end - chunk.start) * chunk.length for chunk in chunks)
         return total
 
-    def worst(self, parts: Parts, size: Size = tokens_of) -> WorstShapes:
-        """A batch is sorted and cut; its first slice is the largest, its second meets the gradients of the first.
+    def worst_shapes(self, parts: Parts, size: Size = tokens_of) -> WorstShapes:
+        """The shapes with the highest memory.
 
-        Before the first step the largest batch of all is tried out with the optimizer's state in memory, so it does not
-        help if it is the first one and would meet none. Where slices are cut by tokens, any may be the largest, and
-        `size` tells which of two is larger.
+        A batch is sorted by length, so its first micro-batch is the largest and its second runs beside the gradients of
+        the first. The pre-flight runs the largest batch with optimizer state in memory, so a largest batch that comes
+        first, before there is state, does not lower the peak. Where micro-batches are cut by tokens, any of them may be
+        the largest by `size`.
         """
         longest = 1 if parts.feature_cache else parts.max_length
-        dealt = self.dealt_to(parts)
-        cut, rows = dealt.batches, min(parts.evaluation_rows, len(self.validation))
-        room = None if parts.feature_cache else parts.micro_batch_tokens
-        slices = largest_by_rows(cut, parts.micro_batch_rows) if room is None else largest_by_room(cut, room, size)
-        feature_cache = self._through_the_trunk(parts) if parts.feature_cache else ()
+        cut, rows = self.for_recipe(parts).batches, min(parts.evaluation_rows, len(self.validation))
+        tokens = None if parts.feature_cache else parts.micro_batch_tokens
+        if tokens is None:
+            largest = largest_by_rows(cut, parts.micro_batch_rows)
+        else:
+            largest = largest_by_tokens(cut, tokens, size)
+        feature_cache = self._largest_feature_batch(parts) if parts.feature_cache else ()
         fullest = cut[cut.sum(axis=1).argmax()]
         return WorstShapes(
-            texts=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
-            slices=slices.of_all,
+            lengths=tuple(int(n) for n in fullest[fullest > 0]) if parts.layer_rows else None,
+            micro_batches=largest.all_batches,
             evaluation=(rows, min(self.validation[0], longest)),
-            first=slices.of_the_first,
-            batch=slices.batch + 1,
+            first_batch=largest.first_batch,
+            batch=largest.batch + 1,
             batches=len(self.batches),
             padded=feature_cache[-1] < feature_cache[0]
             if feature_cache
-            else slices.ragged or self.validation[rows - 1] < min(self.validation[0], longest),
+            else largest.padded or self.validation[rows - 1] < min(self.validation[0], longest),
             feature_cache=((len(feature_cache), feature_cache[0]),) if feature_cache else (),
         )
 
-    def _batches(self, parts: Parts) -> Numbers:
-        if not parts.pool or self.job is None:
+    def _sampled_batches(self, parts: Parts) -> Array:
+        if not parts.bucket_batches or self.job is None:
             return self.batches
         with real_tensors():
-            return _dealt(self.job, self._cut(parts), parts.pool)
+            return _sorted_batches(self.job, self._truncated_lengths(parts), parts.bucket_batches)
 
-    def _cut(self, parts: Parts) -> tuple[int, ...]:
-        return _shortened(self.train, parts.max_length)
+    def _truncated_lengths(self, parts: Parts) -> tuple[int, ...]:
+        return _truncate(self.train, parts.max_length)
 
-    def _through_the_trunk(self, parts: Parts) -> tuple[int, ...]:
-        """The lengths of the largest batch: training and validation rows go through one after the other, sorted."""
+    def _largest_feature_batch(self, parts: Parts) -> tuple[int, ...]:
+        """Row lengths of the largest encoder batch: training and validation rows run separately, sorted by length."""
         train = self.batches.ravel().tolist()
         if self.job is not None:
             with real_tensors():
-                met = rows_seen(self.job, len(self.train), _buckets(self.job, self._cut(parts), parts.pool))
-            train = [self.train[row] for row in met]
-        batches = [sorted(lengths, reverse=True)[: parts.eval_rows] for lengths in (train, self.validation)]
+                buckets = _buckets(self.job, self._truncated_lengths(parts), parts.bucket_batches)
+                seen = rows_seen(self.job, len(self.train), buckets)
+            train = [self.train[row] for row in seen]
+        batches = [sorted(lengths, reverse=True)[: parts.no_grad_rows] for lengths in (train, self.validation)]
         return tuple(min(length, parts.max_length) for length in max(batches, key=lambda b: len(b) * b[0]))
 
 
 @lru_cache(maxsize=8)
-def _shortened(lengths: tuple[int, ...], longest: int) -> tuple[int, ...]:
+def _truncate(lengths: tuple[int, ...], longest: int) -> tuple[int, ...]:
     return tuple(min(length, longest) for length in lengths)
 
 
 @lru_cache(maxsize=8)
-def _dealt(job: Job, lengths: tuple[int, ...], pool: int) -> Numbers:
-    """A row for each batch, longest text first; 0 where the batch has fewer rows."""
+def _sorted_batches(job: Job, lengths: tuple[int, ...], bucket_batches: int) -> Array:
+    """One row per batch, longest first; 0 where the batch has fewer rows."""
     size, array = min(job.batch_size, len(lengths)), np.array(lengths)
-    batches = sample_batches(job, len(lengths), _buckets(job, lengths, pool))
+    batches = sample_batches(job, len(lengths), _buckets(job, lengths, bucket_batches))
     rows = [np.sort(array[batch])[::-1] for batch in batches]
     return np.array([np.pad(row, (0, size - len(row))) for row in rows])
 
 
-def _buckets(job: Job, lengths: tuple[int, ...], pool: int) -> LengthBuckets | None:
-    return LengthBuckets(lengths, job.batch_size, pool) if pool else None
+def _buckets(job: Job, lengths: tuple[int, ...], bucket_batches: int) -> LengthBuckets | None:
+    return LengthBuckets(lengths, job.batch_size, bucket_batches) if bucket_batches else None

@@ -1,4 +1,4 @@
-"""The strategies, gentlest first. Adding one means one file and one line here."""
+"""The list of strategies, by increasing effect on the result; a new strategy is one file and one line here."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from tightfit.strategies.adamw_8bit import AdamW8Bit
 from tightfit.strategies.adamw_16bit import AdamW16Bit
 from tightfit.strategies.base import Strategy
 from tightfit.strategies.bf16_weights import BF16Weights
-from tightfit.strategies.chunked_layers import SliceLayers
+from tightfit.strategies.chunked_layers import ChunkedLayers
 from tightfit.strategies.freeze import Freeze
-from tightfit.strategies.gradient_checkpointing import Checkpoint
-from tightfit.strategies.length_bucketing import Bucket
+from tightfit.strategies.gradient_checkpointing import GradientCheckpointing
+from tightfit.strategies.length_bucketing import LengthBucketing
 from tightfit.strategies.lora import Lora
 from tightfit.strategies.max_length import MaxLength
 from tightfit.strategies.micro_batch import MicroBatch
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.offload_optimizer import OffloadOptimizer
-from tightfit.strategies.optimizer_in_backward import StepInBackward
-from tightfit.strategies.tiled_attention import Attention
+from tightfit.strategies.optimizer_in_backward import OptimizerInBackward
+from tightfit.strategies.tiled_attention import TiledAttention
 
 _ALL: tuple[type[Strategy], ...] = (
     AdamW,
-    Attention,
+    TiledAttention,
     MicroBatch,
-    Checkpoint,
-    SliceLayers,
+    GradientCheckpointing,
+    ChunkedLayers,
     OffloadActivations,
-    Bucket,
+    LengthBucketing,
     MixedPrecision,
     AdamW16Bit,
     AdamW8Bit,
     Adafactor,
     BF16Weights,
     OffloadOptimizer,
-    StepInBackward,
+    OptimizerInBackward,
     Lora,
     Freeze,
     MaxLength,

@@ -1,8 +1,8 @@
-"""An optimizer that remembers rows and columns instead of every number.
+"""Adafactor: optimizer state per row and column instead of per parameter.
 
-AdamW keeps two numbers per parameter. Adafactor keeps one per row and one per column of each weight matrix,
-from which it rebuilds the second moment, and no first moment at all: next to no optimizer state. It clips its
-own updates. The results are close to AdamW's, not equal.
+AdamW keeps two values per parameter. Adafactor keeps one per row and one per column of each weight matrix, from which
+it reconstructs the second moment, and no first moment at all: next to no optimizer state. It clips its own updates.
+The results are close to AdamW's, not equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Adafactor(Strategy):
     name: ClassVar[str] = "adafactor"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "keeps the optimizer's memory per row and column, not per parameter"
+    summary: ClassVar[str] = "stores second moments per row and column instead of per parameter, and no first moment"
     exclusive: ClassVar[str | None] = "optimizer"
     step_only: ClassVar[bool] = True
 
@@ -34,7 +34,7 @@ class Adafactor(Strategy):
         return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Make the optimizer over parameter groups."""
+        """Build the optimizer over parameter groups."""
         from tightfit.optimizers.adafactor import Adafactor as Optimizer
 
         return Optimizer(groups, lr=learning_rate)

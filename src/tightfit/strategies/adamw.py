@@ -1,7 +1,7 @@
-"""The optimizer everybody starts with: two numbers of state per parameter, 8 bytes.
+"""AdamW: the default optimizer, with two values of state per parameter, 8 bytes.
 
-It frees nothing; it is here so that a recipe can say it. Fused where torch has a fused kernel for the device:
-the same update in one pass over memory, without temporary copies.
+It frees nothing; it is a strategy so that a recipe can name it. It is fused where torch has a fused kernel for the
+device: the same update in one pass over memory, without temporary copies.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ class AdamW(Strategy):
     name: ClassVar[str] = "adamw"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "the default optimizer, fused where the device can"
+    summary: ClassVar[str] = "uses the default optimizer, with a fused kernel where the device has one"
     exclusive: ClassVar[str | None] = "optimizer"
     step_only: ClassVar[bool] = True
 
     fused: bool = True
-    """Use torch's one-pass kernel where there is one."""
+    """Use torch's fused kernel where there is one."""
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Make the optimizer over parameter groups."""
+        """Build the optimizer over parameter groups."""
         import torch
 
         if self.fused:
             try:
                 return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
-            except RuntimeError:  # torch has no fused kernel for this device or number format
+            except RuntimeError:  # torch has no fused kernel for this device or dtype
                 pass
         return torch.optim.AdamW(groups, lr=learning_rate, foreach=False)

@@ -1,7 +1,7 @@
-"""AdamW with half the memory for what it remembers.
+"""AdamW with half the optimizer state.
 
-AdamW keeps two numbers of four bytes for every parameter, twice the weights. Two bytes each are enough if the second
-one is rounded by chance, so that small changes are not lost: 4 bytes a parameter instead of 8. Unlike Adafactor it
+AdamW keeps two fp32 values per parameter, twice the size of the weights. Two bytes each are enough if the second moment
+is rounded stochastically, so that small changes are not lost: 4 bytes a parameter instead of 8. Unlike Adafactor it
 keeps both moments of every single parameter. The results are close to AdamW's, not equal.
 """
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AdamW16Bit(Strategy):
-    """AdamW with moments in bf16, the second rounded by chance."""
+    """AdamW with moments in bf16, the second with stochastic rounding."""
 
     name: ClassVar[str] = "adamw-16bit"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "keeps the moments of AdamW in 16 bits, the second one rounded by chance"
+    summary: ClassVar[str] = "stores AdamW's moments in bf16, the second with stochastic rounding"
     exclusive: ClassVar[str | None] = "optimizer"
     step_only: ClassVar[bool] = True
 
@@ -34,7 +34,7 @@ class AdamW16Bit(Strategy):
         return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Make the optimizer over parameter groups."""
+        """Build the optimizer over parameter groups."""
         from tightfit.optimizers.adamw_16bit import AdamW16
 
         return AdamW16(groups, lr=learning_rate)

@@ -1,9 +1,9 @@
-"""AdamW with a quarter of the memory for what it remembers.
+"""AdamW with a quarter of the optimizer state.
 
-AdamW keeps two numbers of four bytes for every parameter. A byte each is enough if every 256 numbers share a scale and
-the 256 values that a byte can name lie close together near zero: 2 bytes a parameter instead of 8. Like adamw-16bit it
-keeps both moments of every single parameter; the results are close to AdamW's, not equal. The arithmetic is
-bitsandbytes', an extra package: pip install bitsandbytes. Fast on cards; on a CPU it is the slowest of the optimizers.
+AdamW keeps two fp32 values per parameter. One byte each is enough if every 256 values share a scale and the 256 values
+that a byte can represent are spaced closely near zero: 2 bytes a parameter instead of 8. Like adamw-16bit it keeps both
+moments of every single parameter; the results are close to AdamW's, not equal. The arithmetic is bitsandbytes', an
+optional package: pip install bitsandbytes. It is fast on GPUs; on a CPU it is the slowest of the optimizers.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class AdamW8Bit(Strategy):
     name: ClassVar[str] = "adamw-8bit"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "keeps the moments of AdamW in 8 bits; needs the package bitsandbytes"
+    summary: ClassVar[str] = "stores AdamW's moments in 8 bits (needs the package bitsandbytes)"
     exclusive: ClassVar[str | None] = "optimizer"
     step_only: ClassVar[bool] = True
-    needs: ClassVar[str | None] = "bitsandbytes"
+    requires: ClassVar[str | None] = "bitsandbytes"
 
     @classmethod
-    def load(cls) -> None:
-        """bitsandbytes warns that kernels for weights of 4 bits are missing, which nobody asked for."""
+    def import_requirements(cls) -> None:
+        """Import bitsandbytes without its warning that kernels for 4-bit weights are missing, which are not used."""
         logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-        super().load()
+        super().import_requirements()
 
     def apply(self, parts: Parts) -> Parts:
         if not self.is_available():
-            raise RecipeError(f"'{self.name}' needs the package {self.needs}: pip install {self.needs}.")
+            raise RecipeError(f"'{self.name}' needs the package {self.requires}: pip install {self.requires}.")
         return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Make the optimizer over parameter groups."""
+        """Build the optimizer over parameter groups."""
         from tightfit.ops.fake import real_tensors
 
-        with real_tensors():  # tensors that a library makes for good are no part of a rehearsal
-            self.load()
+        with real_tensors():  # a library's own constants are not part of a simulation
+            self.import_requirements()
             from tightfit.optimizers.adamw_8bit import AdamW8
         return AdamW8(groups, lr=learning_rate)

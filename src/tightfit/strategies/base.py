@@ -1,7 +1,7 @@
-"""The contract of a strategy, and Parts: what a strategy may replace.
+"""The strategy contract.
 
-A strategy is one file: what it frees and why in words, then a small frozen dataclass whose fields are its
-settings. `apply` gets the parts of a training and returns them changed. It carries no memory formula.
+A strategy is one file: in words, what it frees and why, then a small frozen dataclass whose fields are its settings.
+`apply` takes the parts of a training and returns them changed. It has no memory formula: the simulation measures it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Result(str, Enum):
     """What a strategy does to the trained model."""
 
     SAME = "same"  # equal to rounding
-    CLOSE = "close"  # other arithmetic, the same quality
-    DIFFERENT = "different"  # another training: fewer parameters or less text
+    CLOSE = "close"  # different arithmetic, same quality
+    DIFFERENT = "different"  # a different training: fewer parameters or less text
 
 
 class MemoryKind(str, Enum):
@@ -37,67 +37,67 @@ class MemoryKind(str, Enum):
     ACTIVATIONS = "activations"
     INPUTS = "inputs"
     TEMPORARY = "temporary"
-    ALLOCATOR = "allocator"  # taken from the device and held without a use
-    HOST = "host memory"  # beside a card: no part of what the card has to hold
+    ALLOCATOR = "allocator"  # reserved on the device and not in use
+    HOST = "host memory"  # of a machine with a GPU: not part of the GPU's memory
 
 
 class Strategy(ABC):
-    """One technique that trades something for memory."""
+    """One technique that saves memory or time."""
 
     name: ClassVar[str]
-    """The word on the command line."""
+    """The name on the command line."""
     frees: ClassVar[tuple[MemoryKind, ...]]
-    """The kinds of memory it makes smaller."""
+    """The kinds of memory it reduces."""
     result: ClassVar[Result]
     """What it does to the trained model."""
     summary: ClassVar[str]
-    """One sentence for the list of strategies."""
+    """One line for plans and the list of strategies; reads on after "it"."""
     exclusive: ClassVar[str | None] = None
-    """A part that only one strategy of a recipe may choose."""
-    cards_only: ClassVar[bool] = False
-    """Whether it moves things to the memory around a card, so that there has to be a card."""
-    needs: ClassVar[str | None] = None
-    """A package that tightfit does without otherwise."""
+    """A part that only one strategy of a recipe may set."""
+    cuda_only: ClassVar[bool] = False
+    """Whether it needs a GPU, because it moves tensors from GPU memory to host memory."""
+    requires: ClassVar[str | None] = None
+    """A package that only this strategy needs."""
     batch_only: ClassVar[bool] = False
-    """Whether it changes nothing but how many rows and tokens go through the model at once."""
+    """Whether it changes nothing but the rows and tokens of a micro-batch."""
     gradients_only: ClassVar[bool] = False
-    """Whether it changes how gradients are computed and nothing of what is then done with them."""
+    """Whether it changes only how gradients are computed, not how the optimizer uses them."""
     step_only: ClassVar[bool] = False
-    """Whether it changes what is done with gradients and nothing of how they are computed."""
+    """Whether it changes only how the optimizer uses gradients, not how they are computed."""
     steps_in_backward: ClassVar[bool] = False
-    """Whether the optimizer steps inside the backward pass, so that the two cannot be told apart."""
-    scales: ClassVar[bool] = True
-    """Whether a larger batch does the same operations on larger tensors."""
+    """Whether the optimizer steps inside the backward pass, so that the two cannot be traced apart."""
+    same_ops_at_any_size: ClassVar[bool] = True
+    """Whether a larger batch runs the same operations on larger tensors."""
 
     @abstractmethod
     def apply(self, parts: Parts) -> Parts:
-        """Return the parts with this strategy in them, or raise RecipeError where it cannot work."""
+        """Return the parts with this strategy applied; raise RecipeError where it cannot work."""
 
     @classmethod
     def is_available(cls) -> bool:
-        """Whether the package that it needs is installed; nothing is imported to find out."""
-        return cls.needs is None or is_installed(cls.needs)
+        """Whether the required package is installed; does not import it."""
+        return cls.requires is None or is_installed(cls.requires)
 
     @classmethod
-    def load(cls) -> None:
-        """Import the package that it needs."""
-        if cls.needs is not None:
-            allow_imports(cls.needs)
-            import_module(cls.needs)
+    def import_requirements(cls) -> None:
+        """Import the required package."""
+        if cls.requires is not None:
+            allow_imports(cls.requires)
+            import_module(cls.requires)
 
     @property
-    def period(self) -> int | None:
-        """After how many layers it does the same again; None if it treats some layer unlike the others."""
-        return self.together
+    def layer_period(self) -> int | None:
+        """The number of layers after which its pattern repeats; None if it treats a layer differently from the rest."""
+        return self.layers_per_block
 
     @property
-    def together(self) -> int:
-        """How many layers it takes as one."""
+    def layers_per_block(self) -> int:
+        """The number of layers that run as one block."""
         return 1
 
     @property
     def spec(self) -> str:
-        """The strategy as the user would write it: `name:key=value,key=value`, defaults left out."""
+        """The strategy as text: `name:key=value,key=value`, without settings at their default."""
         given = {name: getattr(self, name) for name in self.settings()}
         changed = {name: value for name, value in given.items() if value != self.settings()[name]}
         settings = ",".join(f"{name}={_write(value)}" for name, value in changed.items())
@@ -105,30 +105,30 @@ class Strategy(ABC):
 
     @classmethod
     def check_settings(cls, values: dict[str, Any]) -> None:
-        """Raise RecipeError where a setting without a default is missing."""
+        """Raise RecipeError if a required setting is missing."""
         for key, default in cls.settings().items():
             if default is REQUIRED and key not in values:
-                raise RecipeError(f"'{cls.name}' needs its {key}: write it like '{cls.example()}'.")
+                raise RecipeError(f"'{cls.name}' needs the setting '{key}': write '{cls.example()}'.")
 
     @classmethod
     def variants(cls) -> tuple[str, ...]:
-        """The ways in which it can be applied, by name; one for most strategies."""
+        """The names of its forms, which may be planned separately; one for most strategies."""
         return (cls.name,)
 
     @property
     def variant(self) -> str:
-        """Which of its variants this is."""
+        """The variant that this is."""
         return self.name
 
     @classmethod
     def example(cls) -> str:
-        """How one would write it to try it out."""
+        """A spec that works, with example values for the required settings."""
         needed = ",".join(f"{name}=8" for name, default in cls.settings().items() if default is REQUIRED)
         return f"{cls.name}:{needed}" if needed else cls.name
 
     @classmethod
     def settings(cls) -> dict[str, Any]:
-        """The names of its settings with their defaults; REQUIRED where there is none."""
+        """The settings with their defaults; REQUIRED for those without."""
         return field_defaults(cls)
 
 
@@ -140,8 +140,8 @@ def _write(value: Any) -> str:
 
 
 def require_cuda(name: str, device: Device) -> None:
-    """Only a card has memory of its own."""
+    """Raise RecipeError unless the device is a GPU, whose memory is separate from host memory."""
     if device.kind != "cuda":
         raise RecipeError(
-            f"'{name}' cannot be used on {device.title}: there is no second memory to move things to. Leave it out."
+            f"'{name}' cannot be used on {device.label}: only a GPU has memory separate from host memory. Leave it out."
         )

@@ -1,9 +1,10 @@
-"""Keep weights and gradients in 16 bits.
+"""Weights and gradients in bf16.
 
-Weights take 4 bytes a parameter and gradients as many. In bf16 they take 2 each, and so do activations: bf16 has the
-range of fp32 with three digits. The optimizer steps each parameter in 32 bits and the result is rounded up or down by
-chance, so that steps smaller than the last digit are not lost but happen now and then. Saved weights are in bf16 too.
-The results are close to those of 32 bits; mixed-precision, which keeps the weights in 32, is closer where it fits.
+Weights take 4 bytes a parameter and gradients as many. In bf16 they take 2 each, and activations take half as well:
+bf16 has the range of fp32 with three decimal digits. The optimizer steps each parameter in fp32, and the result is
+rounded stochastically, so that steps smaller than the last digit are not lost but happen now and then. Saved weights
+are in bf16 too. The results are close to those of fp32; mixed-precision, which keeps the weights in fp32, is closer
+where it fits.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BF16Weights(Strategy):
-    """Everything in bf16, steps rounded by chance."""
+    """The whole model in bf16, with stochastic rounding of the optimizer steps."""
 
     name: ClassVar[str] = "bf16-weights"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "keeps weights, gradients and activations in bf16; steps are rounded by chance"
+    summary: ClassVar[str] = "keeps weights, gradients and activations in bf16, with stochastic rounding of the updates"
     exclusive: ClassVar[str | None] = "number format"
 
     def apply(self, parts: Parts) -> Parts:
         if not parts.device.bf16:
-            raise RecipeError(f"'{self.name}' cannot be used: {parts.device.title} has no bf16. Leave it out.")
+            raise RecipeError(f"'{self.name}' cannot be used: {parts.device.label} has no bf16. Leave it out.")
         import torch
 
         for parameter in parts.model.parameters():
@@ -45,7 +46,7 @@ class BF16Weights(Strategy):
 
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """A function of the module, because plays go from process to process."""
+    """Build the optimizer; a module-level function, because parts are pickled for other processes."""
     from tightfit.optimizers.stochastic_rounding import StochasticRounding
 
     return StochasticRounding(groups, learning_rate, inner)

@@ -1,14 +1,13 @@
-"""Leave a part of the model as it was pretrained.
+"""Leave a part of the model untrained.
 
-A frozen parameter has no gradient and no optimizer state, and layers below the lowest trained one keep no
-activations. What is frozen does not learn, so the model that comes out is a different one. Freezing the first
-layers takes the embeddings along, because while they learn the backward pass has to go through the frozen
-layers all the same.
+A frozen parameter has no gradient and no optimizer state, and layers below the lowest trained one save no activations.
+What is frozen does not learn, so the resulting model is a different one. Freezing the first layers includes the
+embeddings, because while those are trained the backward pass has to go through the frozen layers anyway.
 
-Where nothing but the head learns, what lies below says the same of a text in every epoch. So it runs once over each
-text, in batches of like length, and the head learns from what was kept of it: a few kilobytes a text, in a
-file. The second epoch costs next to nothing. A frozen part that runs in every step, as it does with `cache=false`,
-says something slightly different each time because of its dropout; what is kept was said without dropout.
+Where only the head is trained, the frozen encoder computes the same output for an example in every epoch. So it runs
+once over each example, in batches of similar length, and the head trains on the stored outputs: a few kilobytes per
+example, in a file. The second epoch costs next to nothing. With `cache=false` the encoder runs in every step, and its
+dropout makes its outputs slightly different each time; the stored outputs are computed without dropout.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ class Freeze(Strategy):
     name: ClassVar[str] = "freeze"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.DIFFERENT
-    summary: ClassVar[str] = "leaves the encoder, its first layers, the embeddings or named parameters untrained"
+    summary: ClassVar[str] = "leaves the encoder, its first layers, the embeddings or parameters by name untrained"
 
     encoder: bool | None = None
-    """Everything but the new head; also what plain `freeze` means."""
+    """Everything but the new head; the default if nothing else is named."""
     layers: int = Field(default=0, ge=0)
-    """The first k layers, with the embeddings below them."""
+    """The first k layers, with the embeddings."""
     embeddings: bool | None = None
-    """The embeddings alone, or with `layers` whether they go along."""
+    """The embeddings; with `layers`, whether they are included."""
     pattern: str = ""
-    """Parameters whose name matches, such as *.attention.*"""
+    """Parameters whose names match, such as *.attention.*"""
     cache: bool = True
-    """Run what lies below the head once over each text, where nothing of it learns."""
+    """Run the encoder once over each example and cache its outputs, where it is frozen completely."""
 
     @property
-    def period(self) -> int | None:
+    def layer_period(self) -> int | None:
         return None if self.layers or self.pattern else 1
 
     def apply(self, parts: Parts) -> Parts:
         if parts.adapter and not (self.layers or self.embeddings or self.pattern):
-            raise RecipeError(f"'{self.spec}' and 'lora' clash: what lora trains lies in the frozen part. Keep one.")
+            raise RecipeError(f"'{self.spec}' and 'lora' clash: lora trains matrices inside the frozen part. Keep one.")
         frozen = freeze(
             parts.model,
             encoder=self.encoder,
@@ -68,20 +67,20 @@ class Freeze(Strategy):
             embeddings=self.embeddings,
             pattern=self.pattern,
         )
-        feature_cache = self._trunk(parts.model)
-        kept = (
-            "; it runs once over each text, without dropout, and the head learns from what it said"
+        feature_cache = self._feature_cache(parts.model)
+        cached = (
+            "; the encoder runs once over each example, without dropout, and the head trains on its cached outputs"
             if feature_cache
             else ""
         )
-        return replace(parts, feature_cache=feature_cache, notes=(*parts.notes, f"freeze: {frozen}{kept}"))
+        return replace(parts, feature_cache=feature_cache, notes=(*parts.notes, f"freeze: {frozen}{cached}"))
 
-    def _trunk(self, model: PreTrainedModel) -> FeatureCache | None:
-        """None where a part of it learns, or where the head reads it in a way that cannot be kept."""
+    def _feature_cache(self, model: PreTrainedModel) -> FeatureCache | None:
+        """A cache for the frozen encoder; None where a part of it trains or the head reads more than can be cached."""
         from tightfit.ops.feature_cache import find_cacheable_encoder
 
-        learns = any(parameter.requires_grad for parameter in model.base_model.parameters())
-        return find_cacheable_encoder(model) if self.cache and model.base_model is not model and not learns else None
+        trains = any(parameter.requires_grad for parameter in model.base_model.parameters())
+        return find_cacheable_encoder(model) if self.cache and model.base_model is not model and not trains else None
 
 
 def freeze(
@@ -92,21 +91,21 @@ def freeze(
     embeddings: bool | None = None,
     pattern: str = "",
 ) -> str:
-    """Freeze parts of a model in place and say what is frozen and how much still trains."""
+    """Freeze parts of a model in place; returns a sentence on what is frozen and how much still trains."""
     nothing_named = encoder is None and not layers and embeddings is None and not pattern
-    what: list[str] = []
+    frozen: list[str] = []
     if encoder or nothing_named:
-        what.append(_freeze_encoder(model))
+        frozen.append(_freeze_encoder(model))
     if layers:
-        what.append(_freeze_first_layers(model, layers))
+        frozen.append(_freeze_first_layers(model, layers))
     if embeddings or (layers and embeddings is None):
         _freeze_all(p for module in embedding_modules(model) for p in module.parameters())
-        what.append("the embeddings")
+        frozen.append("the embeddings")
     if pattern:
-        what.append(_freeze_by_name(model, pattern))
-    if not what:
-        raise RecipeError("freeze is told to freeze nothing: leave it out.")
-    return f"{' and '.join(what)} frozen; {_still_trains(model)}"
+        frozen.append(_freeze_by_name(model, pattern))
+    if not frozen:
+        raise RecipeError("'freeze' has nothing to freeze: leave it out, or name layers, embeddings or pattern.")
+    return f"{' and '.join(frozen)} frozen; {_still_trains(model)}"
 
 
 def frozen_parameters(model: nn.Module) -> list[str]:
@@ -121,7 +120,7 @@ def _freeze_all(parameters: Iterable[nn.Parameter]) -> None:
 
 def _freeze_encoder(model: PreTrainedModel) -> str:
     if model.base_model is model:
-        raise RecipeError(f"{type(model).__name__} has no head apart from its encoder: use freeze:layers=...")
+        raise RecipeError(f"{type(model).__name__} has no separate head: use freeze:layers=... instead.")
     _freeze_all(model.base_model.parameters())
     return f"the whole encoder ({type(model.base_model).__name__})"
 
@@ -130,7 +129,7 @@ def _freeze_first_layers(model: PreTrainedModel, count: int) -> str:
     stacks = layer_stacks(model)
     available = len(stacks[0]) if stacks else 0
     if count > available:
-        raise RecipeError(f"'freeze:layers={count}' is more than the {available} layers of this model.")
+        raise RecipeError(f"'freeze:layers={count}' is more than the {available} layers of this model: use fewer.")
     for layer in list(stacks[0])[:count]:
         _freeze_all(layer.parameters())
     return f"the first {count} of {available} layers"
@@ -148,6 +147,6 @@ def _freeze_by_name(model: PreTrainedModel, pattern: str) -> str:
 def _still_trains(model: nn.Module) -> str:
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not trainable:
-        raise RecipeError("freeze leaves nothing to train: freeze less.")
+        raise RecipeError("'freeze' leaves nothing to train: freeze less.")
     total = sum(p.numel() for p in model.parameters())
     return f"{format_count(trainable)} of {format_count(total)} parameters still train"

@@ -1,8 +1,8 @@
-"""Forget what happened inside a layer and compute it again when the backward pass asks for it.
+"""Gradient checkpointing: recompute each layer's activations in the backward pass instead of storing them.
 
-The backward pass needs every layer's inner results, and keeping them is most of a training's memory. A
-checkpointed layer keeps only its input and runs a second time on the way back: about a third more time.
-With `every=2` only every second layer forgets, for half the saving at half the price.
+The backward pass needs the intermediate activations of every layer, and storing them is most of a training's memory. A
+checkpointed layer stores only its input and is computed a second time in the backward pass: about a third more time.
+With `every=2` only every second layer is checkpointed, for half the saving at half the cost.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Checkpoint(Strategy):
+class GradientCheckpointing(Strategy):
     """Gradient checkpointing that leaves frozen layers frozen."""
 
     name: ClassVar[str] = "gradient-checkpointing"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "recomputes each layer's insides in the backward pass (gradient checkpointing)"
+    summary: ClassVar[str] = "recomputes each layer's activations in the backward pass instead of storing them"
     exclusive: ClassVar[str | None] = "recomputation"
     gradients_only: ClassVar[bool] = True
 
@@ -39,36 +39,36 @@ class Checkpoint(Strategy):
     """Checkpoint every n-th layer."""
 
     @property
-    def period(self) -> int:
+    def layer_period(self) -> int:
         return self.every
 
     def apply(self, parts: Parts) -> Parts:
         if parts.model.supports_gradient_checkpointing:
-            _as_transformers_does(parts.model, self.every)
+            _enable_hf(parts.model, self.every)
         else:
-            _by_hand(parts.model, self.every)
+            _wrap_layers(parts.model, self.every)
         return parts
 
 
-def _as_transformers_does(model: PreTrainedModel, every: int) -> None:
+def _enable_hf(model: PreTrainedModel, every: int) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
-    # transformers also makes the embeddings' output require a gradient, which only the reentrant kind needs.
-    # With frozen layers it would send the backward pass through all of them for nothing.
+    # transformers also makes the embeddings' output require a gradient, which only reentrant checkpointing needs.
+    # With frozen layers the backward pass would run through all of them for nothing.
     model.disable_input_require_grads()
 
 
-def _by_hand(model: PreTrainedModel, every: int) -> None:
+def _wrap_layers(model: PreTrainedModel, every: int) -> None:
     """For architectures that transformers does not mark as checkpointable (MPNet, ALBERT)."""
     stacks = layer_stacks(model)
     if not stacks:
-        raise RecipeError(f"'checkpoint' finds no layers in {type(model).__name__}: leave it out.")
+        raise RecipeError(f"'gradient-checkpointing' finds no layers in {type(model).__name__}: leave it out.")
     for stack in stacks:
         for layer in list(stack)[::every]:
             layer.forward = _CheckpointedForward(layer, layer.forward)
 
 
 class _CheckpointedForward:
-    """A layer's forward that keeps its insides only while evaluating."""
+    """A layer's forward, checkpointed while training."""
 
     def __init__(self, layer: nn.Module, forward: Callable[..., Any]) -> None:
         self.layer, self.forward = layer, forward

@@ -1,11 +1,12 @@
-"""Let texts of like length meet in a batch.
+"""Length bucketing: put rows of similar length into the same batch.
 
-A batch is padded to its longest text, and padding is computed like text. When rows meet by chance almost every batch
-has a long one. Here some batches' worth of rows is drawn by chance, sorted by length and cut into batches, and
-the batches are shuffled again: little is padded, and the step takes less time. The largest batch is not smaller than
-before, so the peak stays. Other rows meet than in the plain training: the result is close to it, not the same. Texts of
-like length are alike otherwise too (long reviews complain), so batches differ more from each other; optimizers with a
-long memory mind that in a short training, and plans take it beside Adafactor only.
+A batch is padded to its longest row, and padding is computed like text. In random order almost every batch has a long
+row. Here the rows of several batches are drawn at random, sorted by length and split into batches, and the batches are
+shuffled again: there is little padding, and a step takes less time. The largest batch is as large as before, so the
+peak does not change. The batches hold other rows than those of the baseline, so the result is close, not the same.
+Rows of similar length resemble each other in other ways too (long reviews complain), so batches differ more from each
+other. In a short training this hurts optimizers that average gradients over many steps, and plans combine it with
+Adafactor only.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from tightfit.strategies.parts import Parts
 
 
 @dataclass(frozen=True)
-class Bucket(Strategy):
-    """Length bucketing, as `group_by_length` in transformers, in an order that is known beforehand."""
+class LengthBucketing(Strategy):
+    """Length bucketing like `group_by_length` in transformers, in an order that is known before the training."""
 
     name: ClassVar[str] = "length-bucketing"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "lets texts of like length meet in a batch: less padding, less time"
+    summary: ClassVar[str] = "puts rows of similar length into the same batch: less padding, less time"
     batch_only: ClassVar[bool] = True
 
     pool: int = Field(default=50, ge=2)
-    """How many batches are sorted by length together."""
+    """Batches whose rows are sorted by length together."""
 
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, pool=self.pool)
+        return replace(parts, bucket_batches=self.pool)

@@ -1,8 +1,8 @@
-"""Cut the texts shorter.
+"""Truncate the texts to fewer tokens.
 
-Activations grow with the tokens of a text, at the attention with their square. Cutting loses what stands
-behind the cut, so the model that comes out is a different one: the strategy says how short, the data's own
-lengths say what is lost.
+Activations grow with the tokens of a text, those of attention with their square. Truncation loses the end of longer
+texts, so the resulting model is a different one: the strategy sets the length, and the lengths of the data tell how
+much is lost.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from tightfit.strategies.parts import Parts
 
 @dataclass(frozen=True)
 class MaxLength(Strategy):
-    """Shorter text than the job's own limit."""
+    """A lower limit of tokens per text than the job's."""
 
     name: ClassVar[str] = "max-length"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS, MemoryKind.INPUTS)
     result: ClassVar[Result] = Result.DIFFERENT
-    summary: ClassVar[str] = "cuts the texts shorter than the job says"
+    summary: ClassVar[str] = "truncates texts to fewer tokens than the job's --max-length"
     batch_only: ClassVar[bool] = True
 
     tokens: int = Field(ge=2)
-    """Tokens a text is cut at."""
+    """Tokens that a text is truncated to."""
 
     def apply(self, parts: Parts) -> Parts:
         if self.tokens > parts.max_length:
             raise RecipeError(
-                f"'{self.spec}' is longer than the job's own {parts.max_length} tokens: "
-                f"choose fewer, or raise --max-length."
+                f"'{self.spec}' is more than the job's {parts.max_length} tokens: use fewer, or raise --max-length."
             )
         return replace(parts, max_length=self.tokens)

@@ -1,11 +1,11 @@
-"""Run the batch through the model in micro-batches of a few rows, or of a number of tokens.
+"""Run the batch through the model in micro-batches of a few rows, or of a number of tokens (gradient accumulation).
 
-The activations of a step grow with the rows that are in the model at once. Gradients add up, so the batch can go
-through in micro-batches: each one's loss is weighted by its share of the batch's labels, and the sum of the gradients
-is that of the whole batch to rounding. Rows are sorted by length first and each micro-batch is padded to its own
-longest row only, which often saves time too. The number of rows per optimizer step stays what the user asked for.
+The activations of a step grow with the rows that are in the model together. Gradients add up, so the batch can go
+through in micro-batches: the loss of each is weighted by its share of the batch's labels, and the sum of the gradients
+equals that of the whole batch to rounding. Rows are sorted by length first and each micro-batch is padded only to its
+own longest row, which often saves time too. The number of rows per optimizer step stays the job's batch size.
 
-With `tokens` a micro-batch holds as many rows as fit into that number of tokens, padding included: few long texts or
+With `tokens` a micro-batch holds as many rows as fit into that number of tokens, padding included: a few long texts or
 many short ones. Micro-batches of a fixed number of rows reach the peak only where texts are longest; those of short
 texts are small, there are many of them, and each reads all weights and adds to all gradients. By tokens the peak is
 the same, there are fewer micro-batches, and a step takes less time.
@@ -26,27 +26,27 @@ from tightfit.strategies.parts import Parts
 
 @dataclass(frozen=True)
 class MicroBatch(Strategy):
-    """Gradient accumulation with the gradients of the whole batch."""
+    """Gradient accumulation with exactly the gradients of the whole batch."""
 
     name: ClassVar[str] = "micro-batch"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "runs the batch through the model a few rows (size) or tokens (tokens) at a time"
+    summary: ClassVar[str] = "accumulates exact gradients over micro-batches of a few rows (size) or tokens (tokens)"
     exclusive: ClassVar[str | None] = "micro-batch"
     batch_only: ClassVar[bool] = True
     gradients_only: ClassVar[bool] = True
 
     size: int | None = Field(default=None, ge=1)
-    """Rows that go through the model at once."""
+    """Rows per micro-batch."""
     tokens: int | None = Field(default=None, ge=1)
-    """Tokens that go through the model at once, padding included; a longer text is alone."""
+    """Tokens per micro-batch, padding included; a longer text is a micro-batch of its own."""
 
     @classmethod
     def check_settings(cls, values: dict[str, Any]) -> None:
         if len(values) != 1:
             raise RecipeError(
-                f"'{cls.name}' needs its size in rows or in tokens, one of them: "
-                f"write it like '{cls.example()}' or '{cls.name}:tokens=1024'."
+                f"'{cls.name}' needs either the setting 'size' or 'tokens': "
+                f"write '{cls.example()}' or '{cls.name}:tokens=1024'."
             )
 
     @classmethod

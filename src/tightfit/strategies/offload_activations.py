@@ -1,9 +1,10 @@
-"""Keep what the backward pass needs in the memory of the machine, not of the card.
+"""Offload activations: keep what the backward pass needs in host memory instead of GPU memory.
 
-A forward pass keeps tensors for the backward pass, most of a training's memory. Each is copied to host memory as soon
-as it is made, and fetched when the backward pass asks for it: the result is the same to the bit. The price is the way
-there and back, some 12 GB a second. So it goes well with checkpoint or chunked-layers, which keep little: what is left
-of them on the card is then next to nothing. It is for cards: a CPU has no second memory. Rehearsed, not yet run on one.
+A forward pass saves tensors for the backward pass, most of a training's memory. Each is copied to host memory as soon
+as it is computed, and copied back when the backward pass needs it: the result is bit-identical. The cost is the
+transfer in both directions, some 12 GB a second. So it combines well with gradient-checkpointing or chunked-layers,
+which save little: next to nothing of it is left on the GPU. It is for GPUs, since a CPU has no second memory. It has
+been simulated, not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from tightfit.strategies.parts import Parts
 
 @dataclass(frozen=True)
 class OffloadActivations(Strategy):
-    """Activations wait in host memory."""
+    """Saved activations in host memory until the backward pass."""
 
     name: ClassVar[str] = "offload-activations"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "keeps what the backward pass needs in the machine's own memory, not on the card"
-    cards_only: ClassVar[bool] = True
+    summary: ClassVar[str] = "keeps activations in host memory instead of GPU memory until the backward pass needs them"
+    cuda_only: ClassVar[bool] = True
     gradients_only: ClassVar[bool] = True
-    scales: ClassVar[bool] = False  # how large a tensor is decides where it waits
+    same_ops_at_any_size: ClassVar[bool] = False  # only tensors above a size are offloaded
 
     smallest: int = Field(default=256, ge=0)
-    """KiB that a tensor has at least to be sent there."""
+    """KiB of the smallest tensor that is offloaded."""
 
     def apply(self, parts: Parts) -> Parts:
         require_cuda(self.name, parts.device)

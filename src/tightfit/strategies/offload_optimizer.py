@@ -1,9 +1,10 @@
-"""Keep what the optimizer remembers in the memory of the machine, and let its processor take the step.
+"""Offload the optimizer: keep its state in host memory and step on the CPU.
 
-AdamW remembers twice the weights, and needs it once a step, one parameter after the other. Here weight and gradient of
-a parameter go to host memory, the recipe's own optimizer steps them there, and the weight comes back: nothing is
-remembered on the card. With optimizer-in-backward gradients never exist together either. The price is 12 bytes a parameter
-on the way, and a processor's step in place of a card's. It is for cards. Rehearsed, not yet run on one.
+AdamW's state is twice the size of the weights, and is needed once per step, one parameter after the other. Here the
+weight and gradient of a parameter are copied to host memory, the recipe's own optimizer steps them there, and the
+weight is copied back: no optimizer state is on the GPU. With optimizer-in-backward the gradients never exist all
+together either. The cost is 12 bytes of transfer per parameter, and a step on the CPU instead of the GPU. It is for
+GPUs, since a CPU has no second memory. It has been simulated, not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OffloadOptimizer(Strategy):
-    """The recipe's optimizer, in host memory."""
+    """The recipe's optimizer, in host memory and on the CPU."""
 
     name: ClassVar[str] = "offload-optimizer"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "lets the optimizer remember and step in the machine's own memory, not on the card"
-    cards_only: ClassVar[bool] = True
+    summary: ClassVar[str] = "keeps the optimizer state in host memory instead of GPU memory and steps on the CPU"
+    cuda_only: ClassVar[bool] = True
     step_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
@@ -40,7 +41,7 @@ class OffloadOptimizer(Strategy):
 
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-    """A function of the module, because plays go from process to process."""
+    """Build the optimizer; a module-level function, because parts are pickled for other processes."""
     from tightfit.optimizers.cpu_offload import CPUOffload
 
     return CPUOffload(groups, learning_rate, inner)

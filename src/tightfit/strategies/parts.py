@@ -1,4 +1,4 @@
-"""Parts: what a training step is made of, and what a strategy may replace."""
+"""Parts: what a training step consists of, and what strategies replace."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Precision(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Everything a training step is made of. Strategies replace some of it; the rest is as the job says."""
+    """Everything a training step consists of. Strategies replace some of it; the rest comes from the job."""
 
     model: PreTrainedModel
     device: Device
@@ -38,80 +38,80 @@ class Parts:
     batch_size: int
     """Rows per optimizer step. No strategy may change it."""
     max_length: int
-    """Tokens a text is cut at."""
+    """Tokens that a text is truncated to."""
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
     micro_batch_size: int
-    """Rows that go through the model at once."""
+    """Rows per micro-batch."""
     micro_batch_tokens: int | None = None
-    """Tokens that do, where a recipe counts them in place of rows."""
+    """Tokens per micro-batch, for recipes that limit tokens instead of rows."""
     layer_rows: int | None = None
-    """Rows that go through one layer at once, where that is fewer than go through the model."""
+    """Rows per chunk of a layer, where layers run in chunks."""
     layer_limits: RowLimits | None = None
-    """The same, for a run to make smaller when memory runs out."""
-    step_in_backward: bool = False
-    """Whether each parameter is stepped when its gradient arrives."""
+    """The same as limits, which a run lowers after an out-of-memory error."""
+    optimizer_in_backward: bool = False
+    """Whether each parameter is stepped in the backward pass, as soon as its gradient is complete."""
     precision: Precision = Precision.FP32
-    pool: int = 0
-    """Batches whose rows are sorted by length together, so that rows of like length meet; 0: rows meet by chance."""
+    bucket_batches: int = 0
+    """Batches whose rows are sorted by length together (length bucketing); 0 for random order."""
     adapter: LoraAdapter | None = None
-    """What learns beside the weights; it is taken out before the model is saved."""
+    """A LoRA adapter; merged or removed before the model is saved."""
     feature_cache: FeatureCache | None = None
-    """A trunk that runs once over each text; what trains then reads what was kept of it."""
+    """A frozen encoder that runs once over each example; the head then trains on its cached outputs."""
     notes: tuple[str, ...] = ()
-    """What the strategies have to say to the user."""
+    """What the strategies report to the user."""
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model holds."""
+        """The number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def trainable_parameters(self) -> int:
-        """How many of them learn."""
+        """The number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def trained_weights(self) -> dict[str, torch.Tensor]:
-        """What learns, by name."""
+        """The trainable parameters by name."""
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     @property
     def checkpoint_weights(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds, by name."""
+        """The weights that a checkpoint holds, by name."""
         return self.trained_weights if self.saves_only_trained else self.model.state_dict()
 
     @property
     def saves_only_trained(self) -> bool:
-        """Whether the base model is left as it was, so that a checkpoint need not repeat it."""
+        """Whether checkpoints leave out the base model, because it does not change."""
         return self.adapter is not None or self.feature_cache is not None
 
     @property
     def micro_batch_rows(self) -> int:
-        """Rows trained at once: of what was kept of a trunk, which is little, all of them."""
-        return self.batch_size if self.feature_cache else self._rows_at_once
+        """Rows per micro-batch of the longest texts; the whole batch where only cached features are trained on."""
+        return self.batch_size if self.feature_cache else self._rows_at_max_length
 
     @property
-    def slices(self) -> RowLimits:
-        """How a batch is cut into slices."""
+    def row_limits(self) -> RowLimits:
+        """The limits by which a batch is split into micro-batches."""
         if self.micro_batch_tokens is None or self.feature_cache:
             return RowLimits(self.micro_batch_rows)
         return RowLimits(self.batch_size, self.micro_batch_tokens)
 
     @property
-    def _rows_at_once(self) -> int:
-        """Where texts are as long as they may be."""
+    def _rows_at_max_length(self) -> int:
+        """Rows per micro-batch where all texts have the maximum length."""
         if self.micro_batch_tokens is None:
             return self.micro_batch_size
-        return min(self.batch_size, RowLimits(self.batch_size, self.micro_batch_tokens).at(self.max_length))
+        return min(self.batch_size, RowLimits(self.batch_size, self.micro_batch_tokens).rows_for(self.max_length))
 
     @property
-    def eval_rows(self) -> int:
-        """Rows that go at once through a model that does not learn: no fewer than 8, since nothing waits."""
-        return min(self.batch_size, max(self.layer_rows or self._rows_at_once, 8))
+    def no_grad_rows(self) -> int:
+        """Rows per forward pass without gradients: at least 8, since no activations are saved."""
+        return min(self.batch_size, max(self.layer_rows or self._rows_at_max_length, 8))
 
     @property
     def evaluation_rows(self) -> int:
-        """Rows evaluated at once."""
-        return self.batch_size if self.feature_cache else self.eval_rows
+        """Rows per batch of an evaluation."""
+        return self.batch_size if self.feature_cache else self.no_grad_rows

@@ -1,4 +1,4 @@
-"""Recipe: the strategies of a training and their settings, and the one grammar they are written in."""
+"""Recipe: the strategies of a training with their settings, and how they are written as text (specs)."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from tightfit.strategies.base import Result, Strategy
 
 @dataclass(frozen=True)
 class Recipe:
-    """Strategies in the order of the list, gentlest first, whatever order the user named them in."""
+    """Strategies in the order of the list, whatever order the user named them in."""
 
     strategies: tuple[Strategy, ...] = ()
 
     @classmethod
     def parse(cls, specs: Iterable[str]) -> Recipe:
-        """Read `["micro-batch:size=8", "checkpoint"]`."""
+        """Parse specs such as `["micro-batch:size=8", "gradient-checkpointing"]`."""
         order = list(STRATEGIES.values())
         strategies = sorted((parse_strategy(spec) for spec in specs), key=lambda s: order.index(type(s)))
-        _refuse_clashes(strategies)
+        _check_clashes(strategies)
         return cls(tuple(strategies))
 
     @property
     def specs(self) -> list[str]:
-        """The recipe as the user would write it."""
+        """The recipe as a list of specs."""
         return [strategy.spec for strategy in self.strategies]
 
-    def load(self) -> None:
-        """Import the packages that its strategies need and that are there: they are part of the process it runs in."""
+    def import_requirements(self) -> None:
+        """Import the installed packages that its strategies require, since they add to the process size."""
         for strategy in self.strategies:
             if strategy.is_available():
-                strategy.load()
+                strategy.import_requirements()
 
     def without_batching(self) -> Recipe:
-        """The recipe without what changes only how many rows and tokens go through at once."""
+        """The recipe without strategies that change only the rows and tokens of a micro-batch."""
         return Recipe(tuple(s for s in self.strategies if not s.batch_only))
 
     def without(self, strategy: Strategy) -> Recipe:
@@ -46,30 +46,30 @@ class Recipe:
         return Recipe(tuple(s for s in self.strategies if s != strategy))
 
     def gradient_part(self) -> Recipe:
-        """Only what has to do with how gradients are computed."""
+        """Only the strategies that affect how gradients are computed."""
         return Recipe(tuple(s for s in self.strategies if not s.step_only and not s.steps_in_backward))
 
     @property
     def optimizer(self) -> str:
-        """The name of the one that it chooses."""
+        """The name of its optimizer."""
         return next((s.name for s in self.strategies if s.exclusive == "optimizer"), "adamw")
 
     def optimizer_part(self) -> Recipe:
-        """Only what has to do with the parameters and their steps, not with how gradients are computed."""
+        """Only the strategies that affect the parameters and the optimizer step."""
         return Recipe(tuple(s for s in self.strategies if not s.gradients_only))
 
     @property
     def result(self) -> Result:
-        """What the whole recipe does to the trained model: as much as its strongest strategy."""
+        """What the recipe does to the trained model: the strongest effect among its strategies."""
         order = list(Result)
         return max((s.result for s in self.strategies), key=order.index, default=Result.SAME)
 
 
 def parse_strategy(spec: str) -> Strategy:
-    """Read one `name:key=value,key=value`."""
+    """Parse one spec, `name:key=value,key=value`."""
     name, _, settings = spec.strip().partition(":")
     if name not in STRATEGIES:
-        raise RecipeError(f"There is no strategy '{name}': {suggest(name, STRATEGIES)}")
+        raise RecipeError(f"There is no strategy '{name}': {_correction(spec)}")
     kind = STRATEGIES[name]
     values = dict(_setting(kind, item) for item in settings.split(",") if item)
     kind.check_settings(values)
@@ -77,7 +77,41 @@ def parse_strategy(spec: str) -> Strategy:
         return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise RecipeError(f"{name}:{first['loc'][0]}={first['input']} does not work: {first['msg'].lower()}.") from None
+        value = f"{name}:{first['loc'][0]}={first['input']}"
+        raise RecipeError(f"'{value}' is not valid: {first['msg'].lower()}.") from None
+
+
+_HABITS = {
+    "gradient-accumulation": "micro-batch:size=8",
+    "gradient-accumulation-steps": "micro-batch:size=8",
+    "slice": "micro-batch:size=8",
+    "checkpoint": "gradient-checkpointing",
+    "checkpointing": "gradient-checkpointing",
+    "activation-checkpointing": "gradient-checkpointing",
+    "group-by-length": "length-bucketing",
+    "bucket": "length-bucketing",
+    "fp16": "mixed-precision",
+    "bf16": "mixed-precision",
+    "amp": "mixed-precision",
+    "8bit": "adamw-8bit",
+    "adamw-bnb-8bit": "adamw-8bit",
+}
+"""What people type from habit, such as arguments of transformers.Trainer, and the spec that does the same here."""
+
+
+def corrected_spec(spec: str) -> str | None:
+    """The spec that was probably meant: by habit (`fp16`, `optim=adafactor`) or in another spelling (`micro_batch`)."""
+    written, _, settings = spec.strip().partition(":")
+    name = written.strip().lower().replace("_", "-").removeprefix("optim=").partition("=")[0]
+    if name in STRATEGIES:
+        return f"{name}:{settings}" if settings else STRATEGIES[name].example()
+    return _HABITS.get(name)
+
+
+def _correction(spec: str) -> str:
+    """The end of an error message: the corrected spec, ready to paste, or the nearest name and all names."""
+    corrected = corrected_spec(spec)
+    return f"use --use {corrected}." if corrected else suggest(spec.strip().partition(":")[0], STRATEGIES)
 
 
 def _setting(kind: type[Strategy], item: str) -> tuple[str, str]:
@@ -90,16 +124,16 @@ def _setting(kind: type[Strategy], item: str) -> tuple[str, str]:
     if key not in known:
         raise RecipeError(f"'{kind.name}' has no setting '{key}': {suggest(key, known)}")
     if not equals or not value:
-        raise RecipeError(f"'{kind.name}:{item}' has no value: write it like '{kind.name}:{key}=...'.")
+        raise RecipeError(f"'{kind.name}:{item}' has no value: write '{kind.name}:{key}=...'.")
     return key, value
 
 
-def _refuse_clashes(strategies: list[Strategy]) -> None:
+def _check_clashes(strategies: list[Strategy]) -> None:
     for i, first in enumerate(strategies):
         for second in strategies[i + 1 :]:
             if first.name == second.name:
-                raise RecipeError(f"'{first.spec}' and '{second.spec}' are one strategy twice: keep one.")
+                raise RecipeError(f"'{first.spec}' and '{second.spec}' are the same strategy twice: keep one.")
             if first.exclusive and first.exclusive == second.exclusive:
                 raise RecipeError(
-                    f"'{first.spec}' and '{second.spec}' clash: both choose the {first.exclusive}. Keep one."
+                    f"'{first.spec}' and '{second.spec}' clash: both set the {first.exclusive}. Keep one."
                 )

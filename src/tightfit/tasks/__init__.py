@@ -1,4 +1,4 @@
-"""The tasks a model can learn, by name."""
+"""Tasks: what a model can be trained for, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TASKS = {task.name: task for task in (TextClassification,)}
 
 
 def find_task(name: str) -> TextClassification:
-    """The task a user named."""
+    """The task with this name."""
     if name not in TASKS:
         raise BadInput(f"There is no task '{name}': {suggest(name, TASKS)}")
     return TASKS[name]()

@@ -16,13 +16,13 @@ class TextClassification:
     name: ClassVar[str] = "text-classification"
 
     def head(self) -> Any:
-        """The class of models that classify texts."""
+        """The auto class of models with a sequence classification head."""
         from transformers import AutoModelForSequenceClassification
 
         return AutoModelForSequenceClassification
 
     def config_changes(self, labels: Labels) -> dict[str, Any]:
-        """What the labels mean for the model's config."""
+        """The label settings of the model's config."""
         return {
             "num_labels": len(labels.names),
             "id2label": dict(enumerate(labels.names)),
@@ -31,22 +31,22 @@ class TextClassification:
         }
 
     def keep_logits(self, outputs: Any, labels: Any) -> Any:
-        """Of what a model gives out for a batch only the logits are kept for the metrics."""
+        """Only the logits of the model's outputs are kept for the metrics."""
         return outputs[0] if isinstance(outputs, tuple) else outputs
 
     def metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Accuracy, and F1 of label 1 where there are two labels, the mean over labels where there are more."""
-        guesses, truth = prediction.predictions.argmax(axis=-1), prediction.label_ids
-        scores = _f1_of_each(truth, guesses)
+        """Accuracy and F1: of label 1 if there are two labels, otherwise the mean over the labels (macro F1)."""
+        predicted, truth = prediction.predictions.argmax(axis=-1), prediction.label_ids
+        scores = _f1_by_label(truth, predicted)
         f1 = scores.get(1, 0.0) if prediction.predictions.shape[-1] == 2 else sum(scores.values()) / len(scores)
-        return {"accuracy": float((guesses == truth).mean()), "f1": f1}
+        return {"accuracy": float((predicted == truth).mean()), "f1": f1}
 
 
-def _f1_of_each(truth: Any, guesses: Any) -> dict[int, float]:
-    """F1 of every label that is there or was guessed."""
-    labels = {*truth.tolist(), *guesses.tolist()}
-    return {label: _f1(truth == label, guesses == label) for label in labels}
+def _f1_by_label(truth: Any, predicted: Any) -> dict[int, float]:
+    """F1 of every label that occurs in the data or in the predictions."""
+    labels = {*truth.tolist(), *predicted.tolist()}
+    return {label: _f1(truth == label, predicted == label) for label in labels}
 
 
-def _f1(there: Any, guessed: Any) -> float:
-    return float(2 * (there & guessed).sum() / (there.sum() + guessed.sum()))
+def _f1(truth: Any, predicted: Any) -> float:
+    return float(2 * (truth & predicted).sum() / (truth.sum() + predicted.sum()))

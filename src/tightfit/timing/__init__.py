@@ -1,20 +1,15 @@
-"""Clock: how long a training takes on a device, from the work that its rehearsal noted."""
+"""Timing: estimates how long a training takes on a device, from the op counts of its simulation."""
 
 from __future__ import annotations
 
 from tightfit.device import Device
-from tightfit.timing.estimate import Rates, StepTime
+from tightfit.timing import calibrate
+from tightfit.timing.estimate import Rates, StepTime, gpu_rates
 
 
 def step_time_on(device: Device) -> StepTime:
-    """With rates measured on this machine's processor, or published ones of a card."""
-    if device.kind == "cpu":
-        from tightfit.timing.calibrate import cpu_rates
-
-        return StepTime(cpu_rates())
-    from tightfit.timing.estimate import gpu_rates
-
-    return StepTime(gpu_rates(device))
+    """Estimator with the rates measured on this machine's CPU, or the published ones of a GPU."""
+    return StepTime(calibrate.cpu_rates() if device.kind == "cpu" else gpu_rates(device))
 
 
 __all__ = ["Rates", "StepTime", "step_time_on"]

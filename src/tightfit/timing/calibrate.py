@@ -1,4 +1,4 @@
-"""Whole layers: what operations take within one, against what they take by themselves."""
+"""Calibration: measures the rates of this machine's CPU in a few seconds, and caches them in a file."""
 
 from __future__ import annotations
 
@@ -18,120 +18,122 @@ import numpy as np
 import torch
 
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
-from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, times
+from tightfit.system import tune_malloc
+from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, time_runs
 from tightfit.timing.estimate import Rates
-from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, fastest, fit_matmul, optimizers
+from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, best_of, fit_matmul, optimizers
 
 _HEAD = 64
-SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: texts, tokens, width
+SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: rows, tokens, width
+
+_VERSION = 11
+_BUSY = "the machine is busy, so times are estimated for one core; plan again when it is idle"
+_CONTENDED = (
+    "other processes used {:.0%} of the CPU during calibration, so estimated times are too long; "
+    "a plan made more than ten minutes later calibrates again"
+)
+_MAX_SHARE = 0.05
+_CACHE_TTL = 600  # seconds for which contended rates are reused, so that a second plan or a training need not wait
+_MAX_TRIALS = 3  # of two seconds each
+_MIN_TRIALS = 2  # that no other process disturbed
 
 
 def fit_correction(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
-    """Operations one by one, over and over, meet warmer caches than within a layer, and cores that are awake.
+    """Correct the rates of single ops by the time of whole layers.
 
-    So a few layers are timed as a whole, forward and backward, and two numbers found that foretell them all: how many
-    times slower all work is there, and what a call takes.
+    Ops that are timed one by one find warmer caches than within a layer, and cores that are awake. So a few layers are
+    timed as a whole, forward and backward, and two numbers are fitted to them: a factor on all work, and the overhead
+    of a call.
     """
-    shares = np.array([(predicted(replace(rates, call=0.0), table), table.calls.sum()) for table, _ in layers])
-    shares /= np.array([[seconds] for _, seconds in layers])
-    slower, call = np.linalg.lstsq(shares, np.ones(len(layers)))[0]
-    if slower <= 0 or call < rates.call:  # the machine's mood has changed between them
-        slower, call = float(np.median((1 - rates.call * shares[:, 1]) / shares[:, 0])), rates.call
-    return rates.slower(float(slower), float(call))
+    without_calls = replace(rates, call_overhead=0.0)
+    columns = np.array([(predicted_seconds(without_calls, table), table.calls.sum()) for table, _ in layers])
+    columns /= np.array([[seconds] for _, seconds in layers])
+    factor, call_overhead = np.linalg.lstsq(columns, np.ones(len(layers)))[0]
+    if factor <= 0 or call_overhead < rates.call_overhead:  # the machine's speed has changed between them
+        call_overhead = rates.call_overhead
+        factor = float(np.median((1 - call_overhead * columns[:, 1]) / columns[:, 0]))
+    return rates.scaled(float(factor), float(call_overhead))
 
 
-def predicted(rates: Rates, table: Table) -> float:
-    return float(sum(rates.seconds(sort, *work).sum() for sort, *work in table.at([(1, 1)])))
+def predicted_seconds(rates: Rates, table: Table) -> float:
+    """Estimated time of the ops in a table."""
+    return float(sum(rates.seconds(kind, *work).sum() for kind, *work in table.at([(1, 1)])))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as a whole: its work, and a step through it and back."""
+    """A transformer layer: its op counts, and a forward and backward pass to time."""
 
     table: Table
     step: Callable[[], None]
 
     @classmethod
-    def of(cls, texts: int, tokens: int, width: int) -> Layer:
+    def of(cls, rows: int, tokens: int, width: int) -> Layer:
+        """A layer of this width, on a batch of this shape."""
         layer = torch.nn.TransformerEncoderLayer(width, width // _HEAD, 4 * width, activation="gelu", batch_first=True)
-        batch = torch.randn(texts, tokens, width)
+        batch = torch.randn(rows, tokens, width)
 
         def step() -> None:
             layer(batch).sum().backward()
             layer.zero_grad()
 
-        with OpRecorder() as noting:  # which makes it warm, too
+        with OpRecorder() as recorder:  # also the warm-up
             step()
-        return cls(noting.table, step)
+        return cls(recorder.table, step)
 
     def seconds(self) -> float:
-        return min(times(self.step, 2))
-
-
-# Rates of this machine's processor, measured once in a few seconds and kept for later.
-
-
-_VERSION = 10
-_BUSY = "the machine is busy, so times are foretold for one of its cores; plan again when it is quiet"
-_LENT = (
-    "others used {:.0%} of this machine's time while it was measured, so times are foretold too long; "
-    "a plan made later than ten minutes from then measures it again"
-)
-_NOT_MUCH = 0.05
-_A_WHILE = 600  # seconds: who plans again, or trains what he has planned, does not wait once more
-_ROUNDS = 3  # at most, of two seconds each
-_ENOUGH = 2  # rounds that nobody disturbed
+        """Measured time of one forward and backward pass."""
+        return min(time_runs(self.step, 2))
 
 
 @cache
 def cpu_rates() -> Rates:
-    """From the file that an earlier call left, if it was the same machine, torch and tightfit."""
-    kept = _kept()
-    if kept is not None:
-        return kept
-    watch = CpuShare()
-    rates = measure() if is_idle() else None
+    """The rates of this CPU, from the cache file if it was written on the same machine, torch and tightfit."""
+    cached = _load_cache()
+    if cached is not None:
+        return cached
+    load = CpuShare()
+    rates = calibrate() if is_idle() else None
     if rates is None:
-        return replace(measure_on_one_core(), note=_BUSY)
-    if (lent := watch.others) > _NOT_MUCH:
-        rates = replace(rates, note=_LENT.format(lent))
-    _keep(rates)
+        return replace(calibrate_on_one_core(), warning=_BUSY)
+    if (share := load.others) > _MAX_SHARE:
+        rates = replace(rates, warning=_CONTENDED.format(share))
+    _save_cache(rates)
     return rates
 
 
-def measure_on_one_core() -> Rates:
-    """On a busy machine: the times are longer than they would be, but not by the hundred times that waiting brings."""
+def calibrate_on_one_core() -> Rates:
+    """Rates on a busy machine: too slow, but not a hundred times, as with threads that wait for each other."""
     with one_core():
-        rates = measure()
-    assert rates is not None  # one core waits for no other
+        rates = calibrate()
+    assert rates is not None  # one core always counts as idle
     return rates
 
 
-def measure() -> Rates | None:
-    """Time a sample of every sort of work, and layers as a whole; None if somebody else's work came between.
+def calibrate() -> Rates | None:
+    """Time samples of every op kind, and whole layers; None if other processes disturbed too many trials.
 
-    In rounds: the machine's mood changes within seconds, and would else make one sort slow and the next one fast.
+    Each trial times all op kinds: the machine's speed changes within seconds, which would otherwise make one kind slow
+    and the next one fast.
     """
-    from tightfit.system import tune_malloc
-
     tune_malloc()
     with torch.random.fork_rng([]):
         layers = [Layer.of(*shape) for shape in SHAPES]
-        undisturbed = (found for found in (_round(layers) for _ in range(_ROUNDS)) if found is not None)
-        rounds = list(itertools.islice(undisturbed, _ENOUGH))
-        return _rates(layers, rounds) if len(rounds) == _ENOUGH else None
+        idle = (found for found in (_trial(layers) for _ in range(_MAX_TRIALS)) if found is not None)
+        trials = list(itertools.islice(idle, _MIN_TRIALS))
+        return _rates(layers, trials) if len(trials) == _MIN_TRIALS else None
 
 
-def _round(layers: Sequence[Layer]) -> tuple[Rates, list[float]] | None:
+def _trial(layers: Sequence[Layer]) -> tuple[Rates, list[float]] | None:
     found = bench_ops(), [layer.seconds() for layer in layers]
     return found if is_idle() else None
 
 
-def _rates(layers: Sequence[Layer], rounds: Sequence[tuple[Rates, list[float]]]) -> Rates:
-    pieces = fit_matmul(fastest([pieces for pieces, _ in rounds]))
-    whole = replace(pieces, curves={**pieces.curves, MATMUL_16BIT: bench_16bit(pieces.call)})
-    usual = [statistics.median(taken) for taken in zip(*(taken for _, taken in rounds), strict=True)]
-    return fit_correction(whole, [(layer.table, seconds) for layer, seconds in zip(layers, usual, strict=True)])
+def _rates(layers: Sequence[Layer], trials: Sequence[tuple[Rates, list[float]]]) -> Rates:
+    op_rates = fit_matmul(best_of([op_rates for op_rates, _ in trials]))
+    rates = replace(op_rates, curves={**op_rates.curves, MATMUL_16BIT: bench_16bit(op_rates.call_overhead)})
+    medians = [statistics.median(seconds) for seconds in zip(*(seconds for _, seconds in trials), strict=True)]
+    return fit_correction(rates, [(layer.table, seconds) for layer, seconds in zip(layers, medians, strict=True)])
 
 
 def _machine() -> dict[str, Any]:
@@ -161,23 +163,23 @@ def _cache_file() -> Path:
     return home / "tightfit" / "rates.json"
 
 
-def _kept() -> Rates | None:
-    """None if there are none yet, they are not ours, or were good for a while only."""
+def _load_cache() -> Rates | None:
+    """None if there is no valid cache for this machine, or its contended rates have expired."""
     try:
-        kept = json.loads(_cache_file().read_text("utf-8"))
-        rates = Rates(**kept["rates"])
-        good = rates.note is None or 0 <= time.time() - kept["made"] < _A_WHILE
-        return rates if good and kept["machine"] == _machine() else None
+        cached = json.loads(_cache_file().read_text("utf-8"))
+        rates = Rates(**cached["rates"])
+        valid = rates.warning is None or 0 <= time.time() - cached["created_at"] < _CACHE_TTL
+        return rates if valid and cached["machine"] == _machine() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _keep(rates: Rates) -> None:
+def _save_cache(rates: Rates) -> None:
     file = _cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(f"{file.name}.{os.getpid()}")
-        aside.write_text(json.dumps({"machine": _machine(), "made": time.time(), "rates": asdict(rates)}), "utf-8")
-        aside.replace(file)
+        tmp = file.with_name(f"{file.name}.{os.getpid()}")
+        tmp.write_text(json.dumps({"machine": _machine(), "created_at": time.time(), "rates": asdict(rates)}), "utf-8")
+        tmp.replace(file)
     except OSError:
-        pass  # measured again next time
+        pass  # calibrated again next time

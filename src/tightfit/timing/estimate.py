@@ -1,4 +1,4 @@
-"""Rates: how fast a device does each sort of work."""
+"""Time estimates: the seconds of a training step from its op counts and the rates of a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tightfit.device import GPUS, Device
-from tightfit.gpus import APPLE, GPU, NVIDIA, find_family
+from tightfit.gpus import APPLE, GPU, NVIDIA, find_gpu_family
 from tightfit.ops.offload import HOST_WORK, TRANSFER
 from tightfit.simulation.op_counts import (
     BMM,
@@ -22,141 +22,136 @@ from tightfit.simulation.op_counts import (
     OPTIMIZER,
     Table,
 )
-from tightfit.simulation.scaling import BatchShape, Numbers
+from tightfit.simulation.scaling import Array, BatchShape
 from tightfit.simulation.simulation import TracedRecipe
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 
 Curve = list[tuple[float, float]]
-"""Sizes of one call, and the seconds that each unit of it takes then."""
+"""Points of (cost of one call, seconds per unit of cost)."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds for every unit of work: a floating-point operation of products, a byte of all else."""
+    """Speed of a device: seconds per floating-point operation of matmuls, seconds per byte of any other op kind."""
 
     curves: dict[str, Curve]
-    call: float
-    """Seconds that any operation takes besides."""
+    call_overhead: float
+    """Seconds that any op takes in addition."""
     optimizers: dict[str, float]
-    """Seconds that each optimizer takes for a parameter; what is not listed is told from its operations."""
-    overlaps: bool = False
-    """Whether the calls run ahead of the work, as on a card: then only the longer of the two counts."""
-    note: str | None = None
-    """What is odd about them."""
+    """Seconds per parameter of each optimizer; one that is not listed is estimated from its ops."""
+    async_launch: bool = False
+    """Whether kernels are launched asynchronously, as on a GPU: then the longer of launch and work counts."""
+    warning: str | None = None
+    """Why the rates may be inaccurate."""
 
-    def slower(self, times: float, call: float) -> Rates:
-        """All work so many times slower, and a call that takes so long; optimizers stay."""
-        curves = {sort: [(size, times * price) for size, price in curve] for sort, curve in self.curves.items()}
-        return replace(self, curves=curves, call=call)
+    def scaled(self, factor: float, call_overhead: float) -> Rates:
+        """All work `factor` times slower, with this call overhead; optimizers are unchanged."""
+        curves = {kind: [(size, factor * seconds) for size, seconds in curve] for kind, curve in self.curves.items()}
+        return replace(self, curves=curves, call_overhead=call_overhead)
 
-    def seconds(self, sort: str, amounts: Numbers, calls: Numbers) -> Numbers:
-        """Of operations of one sort, each."""
-        sizes, prices = zip(*self.curves.get(sort, self.curves[ELEMENTWISE]), strict=True)
-        size = amounts / np.maximum(calls, 1e-9)
-        work = amounts * np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), prices)
-        waiting = calls * self.call
-        seconds: Numbers = np.maximum(work, waiting) if self.overlaps else work + waiting
+    def seconds(self, kind: str, costs: Array, calls: Array) -> Array:
+        """Seconds of each of several ops of one kind."""
+        sizes, unit_seconds = zip(*self.curves.get(kind, self.curves[ELEMENTWISE]), strict=True)
+        size = costs / np.maximum(calls, 1e-9)
+        work = costs * np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), unit_seconds)
+        overhead = calls * self.call_overhead
+        seconds: Array = np.maximum(work, overhead) if self.async_launch else work + overhead
         return seconds
 
 
-# The clock: seconds of a step, slice by slice, with the padding and the second runs that a recipe really has.
-
-
-_AS_PLAYED: Mapping[BatchShape, int] = {(1, 1): 1}
+_AS_TRACED: Mapping[BatchShape, int] = {(1, 1): 1}
 _FIRST_SECTIONS = 0
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Reads a played recipe's work."""
+    """Estimates the time of a step from a traced recipe's ops, with its real padding and recomputation."""
 
     rates: Rates
 
     def forward_backward_seconds(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
-        """Forward and backward of a batch, the mean over all."""
-        dealt = lengths.dealt_to(parts)
-        batches = dealt.some()
-        work = self._slices if traced.for_all else self._pieces
-        seconds = work(traced, parts, batches, dealt) / len(batches.batches)
-        return seconds + self._trunk(traced, parts, lengths) / lengths.per_epoch
+        """Mean time of the forward and backward pass of a batch."""
+        recipe_lengths = lengths.for_recipe(parts)
+        batches = recipe_lengths.sample()
+        total_seconds = self._micro_batches if traced.is_scalable else self._chunked
+        seconds = total_seconds(traced, parts, batches, recipe_lengths) / len(batches.batches)
+        return seconds + self._feature_cache(traced, parts, lengths) / lengths.per_epoch
 
-    def _trunk(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
-        """A frozen trunk runs once; it is counted in the first epoch, the longest."""
-        if not parts.feature_cache or not traced.for_all:
+    def _feature_cache(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
+        """The frozen encoder runs once for all epochs; it is counted in the first, which is the longest."""
+        if not parts.feature_cache or not traced.is_scalable:
             return 0.0
-        batches = Counter(lengths.trunk_batches(parts))
-        return sum(weight * self._read(table, batches) for weight, table in traced.tables(_FIRST_SECTIONS))
+        batches = Counter(lengths.feature_batches(parts))
+        return sum(weight * self._seconds(table, batches) for weight, table in traced.tables(_FIRST_SECTIONS))
 
-    def _slices(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, _: Lengths) -> float:
-        slices = lengths.slices(parts)
+    def _micro_batches(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, _: Lengths) -> float:
+        shapes = lengths.micro_batches(parts)
         sections = 1 if parts.feature_cache else _FIRST_SECTIONS
-        computed = sum(weight * self._read(table, Counter(slices)) for weight, table in traced.tables(sections))
-        return computed + (len(slices) - len(lengths.batches)) * self._adding_up(traced)
+        computed = sum(weight * self._seconds(table, Counter(shapes)) for weight, table in traced.tables(sections))
+        return computed + (len(shapes) - len(lengths.batches)) * self._grad_accumulation(traced)
 
-    def _adding_up(self, traced: TracedRecipe) -> float:
-        """Gradients of a slice are added to those of the slices before it."""
-        return sum(
-            weight * self._read(work.in_section(GRAD_ACCUMULATION), _AS_PLAYED) for weight, work in traced.training.work
-        )
+    def _grad_accumulation(self, traced: TracedRecipe) -> float:
+        """Time to add the gradients of one micro-batch to those of the previous ones."""
+        tables = [(weight, counts.in_section(GRAD_ACCUMULATION)) for weight, counts in traced.training.op_counts]
+        return sum(weight * self._seconds(table, _AS_TRACED) for weight, table in tables)
 
-    def _pieces(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, dealt: Lengths) -> float:
-        """What was played is one slice, or the fullest batch in pieces; the others take as long as they have tokens."""
+    def _chunked(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, recipe_lengths: Lengths) -> float:
+        """One micro-batch, or the fullest batch in chunks, was traced; other times are proportional to tokens."""
         section = 1 if parts.feature_cache else _FIRST_SECTIONS
-        tables = [(weight, work.in_section(section)) for weight, work in traced.training.work]
-        seconds = sum(weight * self._read(table, _AS_PLAYED) for weight, table in tables)
+        tables = [(weight, counts.in_section(section)) for weight, counts in traced.training.op_counts]
+        seconds = sum(weight * self._seconds(table, _AS_TRACED) for weight, table in tables)
         if parts.layer_rows is not None:
-            return seconds * lengths.tokens(parts) / dealt.fullest().tokens(parts)
-        rows, length = traced.training.shapes.slices[0]
-        return seconds * sum(r * n for r, n in lengths.slices(parts)) / (rows * length)
+            return seconds * lengths.chunked_tokens(parts) / recipe_lengths.fullest().chunked_tokens(parts)
+        rows, length = traced.training.shapes.micro_batches[0]
+        return seconds * sum(r * n for r, n in lengths.micro_batches(parts)) / (rows * length)
 
     def optimizer_seconds(self, traced: TracedRecipe, optimizer: str) -> float:
-        """One step of the optimizer."""
-        done = traced.training
+        """Time of one optimizer step."""
+        training = traced.training
         if optimizer in self.rates.optimizers:
-            return done.trainable_parameters * self.rates.optimizers[optimizer]
-        steps = len(done.shapes.slices) if done.parts.step_in_backward else 2
-        return sum(w * self._read(work.in_section(OPTIMIZER), _AS_PLAYED) for w, work in done.steps) / steps
+            return training.trainable_parameters * self.rates.optimizers[optimizer]
+        steps = len(training.shapes.micro_batches) if training.parts.optimizer_in_backward else 2
+        tables = [(weight, counts.in_section(OPTIMIZER)) for weight, counts in training.optimizer_op_counts]
+        return sum(weight * self._seconds(table, _AS_TRACED) for weight, table in tables) / steps
 
-    def _read(self, table: Table, shapes: Mapping[BatchShape, int]) -> float:
-        """For slices of these rows and tokens, so many of each."""
+    def _seconds(self, table: Table, shapes: Mapping[BatchShape, int]) -> float:
+        """Total time for the batch shapes, each as often as its count."""
         counts = np.array(list(shapes.values()))
-        seconds = [self.rates.seconds(sort, *work) for sort, *work in table.at(list(shapes))]
-        return float(sum((of_sort.sum(axis=0) * counts).sum() for of_sort in seconds))
+        seconds = [self.rates.seconds(kind, *work) for kind, *work in table.at(list(shapes))]
+        return float(sum((kind_seconds.sum(axis=0) * counts).sum() for kind_seconds in seconds))
 
 
-# Rates of cards, from their makers' tables. None of them was measured here.
-#
-# A card reaches its published figures only in large products and long passes; the shares below are what trainings of
-# transformers usually come to.
+# Rates of GPUs, from the vendors' published figures; none of them was measured by this project. A GPU reaches these
+# figures only in large matmuls and long memory transfers; the efficiencies below are typical of transformer training.
 
 
-_REACHED_PRODUCTS, _REACHED_MEMORY = 0.55, 0.75
-_PCIE = 12e9  # bytes a second between a card and pinned memory, with 16 lanes of the third generation
-_HOST = 10e9  # bytes a second that a host's processor goes through
-_UNKNOWN = "there are no published rates of {} here, so times are those of {}, which has about as much memory"
-_LAUNCH = 8e-6  # seconds: Python, autograd and the driver, for one kernel
+_MATMUL_EFFICIENCY, _BANDWIDTH_EFFICIENCY = 0.55, 0.75
+_PCIE = 12e9  # bytes per second between a GPU and pinned memory, PCIe 3.0 x16
+_HOST = 10e9  # bytes per second of elementwise work on the host's CPU
+_UNKNOWN = "the speed of {} is not listed, so times are those of {}, which has about as much memory"
+_LAUNCH_OVERHEAD = 8e-6  # seconds: Python, autograd and the driver, for one kernel
 
 
 def gpu_rates(device: Device) -> Rates:
-    """Of the card by its name; a card that is not listed is taken for one of about its memory's size."""
-    listed = find_family(device.title)
+    """The rates of a GPU by its name; for one that is not listed, those of a GPU with about the same memory."""
+    listed = find_gpu_family(device.label)
     gpu = listed or _nearest(device)
-    byte = 1 / (gpu.bandwidth * 1e9 * _REACHED_MEMORY)
-    curves: dict[str, Curve] = {sort: [(1.0, byte), (2.0, byte)] for sort in MEMORY_BOUND}
-    curves[MATMUL_BYTES] = [(1.0, 0.0)]  # read while the card multiplies
-    for sort, speed in ((MATMUL, gpu.fp32_tflops), (BMM, gpu.fp32_tflops), (MATMUL_16BIT, gpu.fp16_tflops)):
-        each = 1 / (speed * 1e12 * _REACHED_PRODUCTS)
-        curves[sort] = [(1.0, each), (2.0, each)]
-    # A copy counts its bytes three times: where they come from, where they go, and what it returns.
-    for sort, speed in ((TRANSFER, 3 * _PCIE * _REACHED_MEMORY), (HOST_WORK, _HOST)):
-        curves[sort] = [(1.0, 1 / speed), (2.0, 1 / speed)]
-    note = None if listed else _UNKNOWN.format(device.title, gpu.family)
-    return Rates(curves, _LAUNCH, {}, overlaps=True, note=note)
+    byte_seconds = 1 / (gpu.bandwidth * 1e9 * _BANDWIDTH_EFFICIENCY)
+    curves: dict[str, Curve] = {kind: [(1.0, byte_seconds), (2.0, byte_seconds)] for kind in MEMORY_BOUND}
+    curves[MATMUL_BYTES] = [(1.0, 0.0)]  # read while the GPU computes
+    for kind, speed in ((MATMUL, gpu.fp32_tflops), (BMM, gpu.fp32_tflops), (MATMUL_16BIT, gpu.fp16_tflops)):
+        flop_seconds = 1 / (speed * 1e12 * _MATMUL_EFFICIENCY)
+        curves[kind] = [(1.0, flop_seconds), (2.0, flop_seconds)]
+    # A copy op counts its bytes three times: source, destination and return value.
+    for kind, speed in ((TRANSFER, 3 * _PCIE * _BANDWIDTH_EFFICIENCY), (HOST_WORK, _HOST)):
+        curves[kind] = [(1.0, 1 / speed), (2.0, 1 / speed)]
+    warning = None if listed else _UNKNOWN.format(device.label, gpu.family)
+    return Rates(curves, _LAUNCH_OVERHEAD, {}, async_launch=True, warning=warning)
 
 
 def _nearest(device: Device) -> GPU:
-    """The slowest of the listed ones that come closest in memory."""
-    memory = device.memory or 0
+    """The listed GPU closest in memory; the slowest of several."""
+    memory = device.total_bytes or 0
     of_kind = NVIDIA if device.kind == "cuda" else APPLE
-    return min(of_kind, key=lambda gpu: (abs((GPUS[gpu.title].memory or 0) - memory), *gpu[3:]))
+    return min(of_kind, key=lambda gpu: (abs((GPUS[gpu.name].total_bytes or 0) - memory), *gpu[3:]))

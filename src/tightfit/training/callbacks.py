@@ -1,4 +1,4 @@
-"""Pauses: when a run writes a checkpoint between two epochs' ends: now and then, and when it is told to stop."""
+"""Trainer callbacks: checkpoints within an epoch, stopping on a signal, and the time of steps and epochs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tightfit.errors import BadInput, Stopped
+from tightfit.errors import BadInput, Interrupted
 
-_NEVER = 1e9
+_MAX_INTERVAL = 1e9
 _UNITS = {"step": "steps", "steps": "steps", "minute": "minutes", "minutes": "minutes", "min": "minutes"}
 _STOPPING = "stopping: a checkpoint is written after this step"
 
 
 @dataclass(frozen=True)
 class SaveInterval:
-    """So many steps or minutes."""
+    """A number of steps or minutes."""
 
     number: float
     unit: str
@@ -35,100 +35,97 @@ class SaveInterval:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
         unit = _UNITS.get(found[2]) if found else None
         number = float(found[1]) if found else 0.0
-        if unit is None or not 0 < number < _NEVER or (unit == "steps" and number != int(number)):
-            raise BadInput(f"--save-every '{text}' is no interval: write '100 steps' or '30 minutes'.")
+        if unit is None or not 0 < number < _MAX_INTERVAL or (unit == "steps" and number != int(number)):
+            raise BadInput(f"--save-every '{text}' is not an interval: write '100 steps' or '30 minutes'.")
         return cls(number, unit)
 
     def is_due(self, step: int, last_saved: float) -> bool:
-        """Whether it is time, after this step."""
+        """Whether to save after this step."""
         if self.unit == "steps":
             return step % int(self.number) == 0
         return time.monotonic() - last_saved >= 60 * self.number
 
 
 class SaveAndStop(TrainerCallback):
-    """Asks for checkpoints, and ends the run behind one when a signal has come."""
+    """Saves checkpoints at an interval; after a signal, saves one more and stops the run."""
 
     def __init__(self, every: SaveInterval, log: Callable[[str], None]) -> None:
         self.every, self.log = every, log
         self.signal: int | None = None
         self._last_saved = time.monotonic()
-        self._over = False
+        self._finished = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # The last step of an epoch is saved after its evaluation; a checkpoint before it would skip the evaluation.
-        ends = state.global_step >= state.max_steps or float(state.epoch or 0).is_integer()
+        # The last step of an epoch is saved after its evaluation: resuming from an earlier checkpoint would skip it.
+        ends_epoch = state.global_step >= state.max_steps or float(state.epoch or 0).is_integer()
         due = self.signal is not None or self.every.is_due(state.global_step, self._last_saved)
-        if due and not ends:
+        if due and not ends_epoch:
             control.should_save = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._last_saved = time.monotonic()
         if self.signal is not None:
-            raise Stopped(
+            raise Interrupted(
                 f"stopped after step {state.global_step} of {state.max_steps}; checkpoint-{state.global_step} is "
-                "written, and train --resume goes on from it.",
+                "written, and train --resume continues from it.",
                 self.signal,
             )
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._over = True
+        self._finished = True
 
-    def on_features(self) -> None:
-        """Between two batches of a frozen trunk there is nothing to save."""
+    def raise_if_stopped(self) -> None:
+        """Stop between two batches of the feature cache, where there is no checkpoint to save."""
         if self.signal is not None:
-            raise Stopped("stopped while the frozen part ran; train --resume goes on.", self.signal)
+            raise Interrupted("stopped while features were computed; train --resume continues the run.", self.signal)
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run behind its next checkpoint; a second Ctrl-C ends it at once."""
+    def handle_signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM stop the run after its next checkpoint; a second Ctrl-C stops it immediately."""
         if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread may listen
+            yield  # Python allows signal handlers in the main thread only
             return
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
-        again = " Ctrl-C again leaves at once." if number == signal.SIGINT else ""
-        what = "the training is over: its model is being written" if self._over else _STOPPING
-        self.log(f"{what}.{again}")
-
-
-# Stopwatch: how long the steps and epochs of a training really took.
+        hint = " Press Ctrl-C again to exit immediately." if number == signal.SIGINT else ""
+        what = "the training has finished: its model is being written" if self._finished else _STOPPING
+        self.log(f"{what}.{hint}")
 
 
 class StepTimer(TrainerCallback):
-    """The time of every step, without evaluation and saving, and of every epoch with all that belongs to it."""
+    """Times every step without evaluation and saving, and every epoch with both."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.epochs: list[float] = []
         self._start = 0.0
         self._epoch = time.perf_counter()
-        self._over = False
-        """Whether an epoch's last step was taken. One that goes back to a checkpoint is still the same epoch."""
+        self._epoch_done = False
+        """Whether the last step of the epoch was taken; an epoch resumed from a checkpoint is still the same one."""
 
     @property
     def median(self) -> float | None:
-        """The usual step; the first one warms up and does not count where there are more."""
+        """The median step, without the first one, which warms up, unless it is the only one."""
         steady = self.seconds[1:] or self.seconds
         return statistics.median(steady) if steady else None
 
-    def begin(self) -> None:
-        """The first epoch begins, with what has to be done before its first step."""
+    def start(self) -> None:
+        """Start the first epoch, which includes computing cached features."""
         self._epoch = time.perf_counter()
 
     def exclude(self, seconds: float) -> None:
-        """So much of the first epoch was only tried out."""
+        """Do not count these seconds, which the pre-flight took, in the first epoch."""
         if self.epochs:
             self.epochs[0] -= seconds
 
@@ -136,11 +133,11 @@ class StepTimer(TrainerCallback):
         self._start = time.perf_counter()
 
     def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        if self._over:
+        if self._epoch_done:
             self._end_epoch()
 
     def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._over = True
+        self._epoch_done = True
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self._end_epoch()
@@ -148,7 +145,7 @@ class StepTimer(TrainerCallback):
     def _end_epoch(self) -> None:
         now = time.perf_counter()
         self.epochs.append(now - self._epoch)
-        self._epoch, self._over = now, False
+        self._epoch, self._epoch_done = now, False
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self.seconds.append(time.perf_counter() - self._start)

@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, and gone on from only if every byte is still there."""
+"""Checkpoints: written atomically, verified by checksum before a run resumes from them."""
 
 from __future__ import annotations
 
@@ -21,99 +21,100 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def writing_checkpoint(folder: Path, step: int, needed: int) -> Iterator[Path]:
-    """A folder for a checkpoint. A full disk, or whatever else fails, leaves the earlier ones as they are."""
+    """Yield a temporary folder that becomes the checkpoint; earlier checkpoints stay intact if anything fails."""
     target = folder / f"checkpoint-{step}"
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise _failed(target, f"it needs {format_bytes(needed)} and {format_bytes(free)} are free")
-    with as_save_failed(target), atomic_dir(target) as aside:
-        yield aside
+    with as_save_failed(target), atomic_dir(target) as tmp:
+        yield tmp
 
 
 @contextlib.contextmanager
 def as_save_failed(target: Path) -> Iterator[None]:
-    """Every library has its own error for a full disk."""
+    """Turn any error but out of memory into SaveFailed: every library has its own error for a full disk."""
     try:
         yield
     except SaveFailed:
         raise
     except Exception as error:
-        if is_out_of_memory(error):  # which no room on the disk would mend
+        if is_out_of_memory(error):  # more disk space would not help
             raise
-        reason = first_line(error)
-        raise _failed(target, reason) from error
+        raise _failed(target, first_line(error)) from error
 
 
 def _failed(target: Path, reason: str) -> SaveFailed:
     last = latest_checkpoint(target.parent)
-    kept = f"{last} is whole" if last else "there is no earlier checkpoint"
+    kept = f"the last checkpoint is {last}" if last else "there is no earlier checkpoint"
     return SaveFailed(
         f"'{target}' could not be written ({reason}), so the run stopped; {kept}. "
-        "Make room on the disk and go on with train --resume."
+        "Free some disk space and continue with train --resume."
     )
 
 
 def write_manifest(checkpoint: Path, content: dict[str, Any]) -> None:
-    """The last file of a checkpoint: what every other must be, and a mark on itself."""
-    files = {path.name: _mark(path) for path in sorted(checkpoint.iterdir())}
-    said = {**content, "files": files}
-    (checkpoint / MANIFEST).write_text(json.dumps({**said, "checksum": _checksum(said)}), "utf-8")
+    """Write the last file of a checkpoint: size and checksum of all the others, and a checksum of itself."""
+    files = {path.name: _digest(path) for path in sorted(checkpoint.iterdir())}
+    manifest = {**content, "files": files}
+    (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "checksum": _checksum(manifest)}), "utf-8")
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself; nothing if that cannot be read or is not what was written."""
+    """Read the manifest of a checkpoint; empty if it cannot be read or does not match its checksum."""
     try:
         content = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
-        whole = isinstance(content, dict) and content.pop("checksum", None) == _checksum(content)
+        valid = isinstance(content, dict) and content.pop("checksum", None) == _checksum(content)
     except (OSError, ValueError, RecursionError):
         return {}
-    return content if whole else {}
+    return content if valid else {}
 
 
 def latest_valid_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
-    """The last checkpoint without damage, and what there is to say about later ones."""
+    """The last checkpoint that is not damaged, and a note about each later one that is."""
     notes: list[str] = []
     for checkpoint in sorted(checkpoints_in(folder), key=step_of, reverse=True):
         damage = find_corruption(checkpoint)
         if damage is None:
             return checkpoint, notes
-        notes.append(f"{checkpoint} is passed over: {damage}")
+        notes.append(f"{checkpoint} is skipped: {damage}")
     if notes:
-        raise OutputError(f"No checkpoint in '{folder}' is whole ({damage}): start another run with another --out.")
+        raise OutputError(
+            f"Every checkpoint in '{folder}' is damaged ({damage}): start another run with another --out."
+        )
     return None, notes
 
 
 def find_corruption(checkpoint: Path) -> str | None:
-    """The first file that is not as it was written."""
+    """The first problem with the files of a checkpoint; None if they are as written."""
     files = read_manifest(checkpoint).get("files")
     if not isinstance(files, dict) or not files:
         return f"{MANIFEST} cannot be read"
-    for name, mark in files.items():
+    for name, digest in files.items():
         path = checkpoint / Path(name).name
         try:
-            if mark != _mark(path):
+            if digest != _digest(path):
                 return f"{path.name} is damaged"
-        except (OSError, ValueError):  # a name that no file can have
+        except (OSError, ValueError):  # ValueError: not a valid file name
             return f"{path.name} cannot be read"
     return None
 
 
 @contextlib.contextmanager
-def loading(checkpoint: str | Path | None) -> Iterator[None]:
-    """Only plain tensors are read. What holds anything else, or nothing of use, was not written by a run."""
+def as_load_error(checkpoint: str | Path | None) -> Iterator[None]:
+    """Turn any error but out of memory into OutputError, such as torch's refusal to unpickle other than tensors."""
     try:
         yield
     except Exception as error:
         if is_out_of_memory(error):
             raise
         raise OutputError(
-            f"'{checkpoint}' is no checkpoint that can be loaded safely ({type(error).__name__}): "
+            f"'{checkpoint}' is not a checkpoint that can be loaded safely ({type(error).__name__}): "
             "remove it, or start another run with another --out."
         ) from error
 
 
 def rotate_checkpoints(folder: Path, count: int, best: Path | None) -> None:
-    """Remove the oldest, never the best nor the last; the beginning goes as soon as there is another."""
+    """Remove the oldest, never the best or the last; checkpoint-0 goes as soon as there is another."""
     oldest_first = sorted(checkpoints_in(folder), key=step_of)
     spare = [path for path in oldest_first[:-1] if path != best]
     too_many = max(0, len(oldest_first) - count)
@@ -126,7 +127,7 @@ def _checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content).encode())
 
 
-def _mark(path: Path) -> list[int]:
+def _digest(path: Path) -> list[int]:
     """Size and checksum."""
     size = checksum = 0
     for chunk in chunks_of(path):
@@ -135,14 +136,14 @@ def _mark(path: Path) -> list[int]:
 
 
 def load_weights_in_place(file: Path, model: torch.nn.Module) -> bool:
-    """Copy saved weights into a model one tensor at a time; False if the file is not of this model's shape."""
+    """Copy saved weights into a model one tensor at a time; False if the file is missing or has other tensor names."""
     if not file.is_file():
         return False
     import torch
     from safetensors import safe_open
 
     own = model.state_dict()
-    # Mapped into memory, the whole file would end up resident beside the weights.
+    # With mmap the whole file would become resident in addition to the weights.
     with safe_open(file, framework="pt", backend="pread") as saved, torch.no_grad():
         if not set(saved.keys()) <= set(own):
             return False

@@ -1,9 +1,9 @@
-"""Guard: memory runs out as an error that can be recovered from, not as a kill.
+"""Memory limit: running out of memory raises an error that can be recovered from, instead of a kill.
 
-On a CPU the kernel kills a process that takes the machine's or the container's last memory, without a word. So the
-process is given a limit of its own, a little before that, and the limit is set anew several times a second as others
-take memory or give it back. Beyond it an allocation fails, and the step is done again with fewer rows. On a card torch
-itself keeps to a share of it.
+On a CPU the OOM killer ends a process that takes the last memory of the machine or the container, without a message.
+So the process gets a limit of its own just below that, updated several times a second as other processes allocate and
+free memory. Beyond the limit an allocation fails, and the step is repeated with fewer rows. On a GPU torch limits
+itself to a fraction of the memory.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from mmap import PAGESIZE
 
 from tightfit import system
 from tightfit.device import Device
-from tightfit.system import status
+from tightfit.system import proc_status
 from tightfit.units import format_bytes
 
-_EVERY = 0.1  # seconds
-_RESERVE = 256 << 20  # for what is not this process's data
-_MUCH_SWAP = 256 << 20
+_POLL_SECONDS = 0.1
+_RESERVE = 256 << 20  # for memory that is not this process's data
+_SWAP_WARNING = 256 << 20
 
 
 @contextlib.contextmanager
 def limit_memory(device: Device, log: Callable[[str], None], budget: int | None = None) -> Iterator[None]:
-    """Keep this process within a budget, or within what the machine has."""
+    """Limit this process to a budget, or to the memory that the machine has."""
     if device.kind == "cuda":
-        with _cap_cuda(device, budget), _polling(_AllocRetryMonitor(device, log).look):
+        with _cap_cuda(device, budget), _polling(_AllocRetryMonitor(device, log).check):
             yield
     elif sys.platform == "linux":
-        limit = _Limit(budget)
+        limit = _RlimitGuard(budget)
         swap = _SwapMonitor(log)
         try:
-            with _polling(limit.set, swap.look):
+            with _polling(limit.update, swap.check):
                 yield
         finally:
-            limit.lift()
+            limit.release()
     else:
         yield
 
@@ -46,8 +46,10 @@ def limit_memory(device: Device, log: Callable[[str], None], budget: int | None 
 def _cap_cuda(device: Device, budget: int | None) -> Iterator[None]:
     import torch
 
-    if budget is not None and device.memory:
-        share = max(0, budget - device.context) / device.memory  # the context is no memory of torch's
+    if budget is not None and device.total_bytes:
+        share = (
+            max(0, budget - device.context_bytes) / device.total_bytes
+        )  # the CUDA context is outside torch's allocator
         torch.cuda.set_per_process_memory_fraction(min(1.0, share), device.name)
     try:
         yield
@@ -56,20 +58,20 @@ def _cap_cuda(device: Device, budget: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _polling(*looks: Callable[[], None]) -> Iterator[None]:
-    """Look at once, then again and again in a thread."""
+def _polling(*checks: Callable[[], None]) -> Iterator[None]:
+    """Run the checks now, then periodically in a thread."""
     done = threading.Event()
 
-    def watch() -> None:
-        while not done.wait(_EVERY):
-            for look in looks:
-                # At the limit itself, of memory or of open files; the next look finds room again.
+    def poll() -> None:
+        while not done.wait(_POLL_SECONDS):
+            for check in checks:
+                # A check can itself hit the limit, of memory or of open files; a later one succeeds again.
                 with contextlib.suppress(MemoryError, OSError):
-                    look()
+                    check()
 
-    for look in looks:
-        look()
-    thread = threading.Thread(target=watch, daemon=True, name="tightfit-guard")
+    for check in checks:
+        check()
+    thread = threading.Thread(target=poll, daemon=True, name="tightfit-memory-limit")
     thread.start()
     try:
         yield
@@ -78,8 +80,8 @@ def _polling(*looks: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-class _Limit:
-    """The kernel's limit for a process's own data, which is what tensors are."""
+class _RlimitGuard:
+    """RLIMIT_DATA, the kernel's limit on the private memory of a process, which holds the tensors."""
 
     def __init__(self, budget: int | None) -> None:
         import resource
@@ -87,60 +89,68 @@ class _Limit:
         self._kind, self._resource, self._budget = resource.RLIMIT_DATA, resource, budget
         self._before = resource.getrlimit(self._kind)
 
-    def set(self) -> None:
-        room = headroom(self._budget)
+    def update(self) -> None:
         _, hard = self._before
-        wanted = max(0, status("VmData", 0) + room)
+        wanted = max(0, proc_status("VmData", 0) + headroom(self._budget))
         soft = wanted if hard == self._resource.RLIM_INFINITY else min(wanted, hard)
         self._resource.setrlimit(self._kind, (soft, hard))
 
-    def lift(self) -> None:
+    def release(self) -> None:
         self._resource.setrlimit(self._kind, self._before)
 
 
 class _SwapMonitor:
-    """Says once that the machine has begun to swap: nothing fails then, everything only takes ten times as long."""
+    """Warns once that the process is being swapped out: nothing fails then, but everything takes ten times as long."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
-        self._say, self._before, self._said = log, status("VmSwap", 0), False
+        self._log, self._before, self._warned = log, proc_status("VmSwap", 0), False
 
-    def look(self) -> None:
-        swapped = status("VmSwap", 0) - self._before
-        if swapped > _MUCH_SWAP and not self._said:
-            self._said = True
-            self._say(f"{format_bytes(swapped)} of this run are swapped out to disk, which makes it slow: use less")
+    def check(self) -> None:
+        swapped = proc_status("VmSwap", 0) - self._before
+        if swapped > _SWAP_WARNING and not self._warned:
+            self._warned = True
+            self._log(
+                f"{format_bytes(swapped)} of this run are swapped out to disk, which makes it slow: "
+                "give a smaller --budget, or close other programs"
+            )
 
 
 class _AllocRetryMonitor:
-    """Says once that torch's allocator empties its cache again and again to make room on a card."""
+    """Warns once that torch's allocator repeatedly empties its cache because the GPU is full."""
 
     def __init__(self, device: Device, log: Callable[[str], None]) -> None:
-        self._device, self._say, self._said = device, log, False
+        self._device, self._log, self._warned = device, log, False
 
-    def look(self) -> None:
+    def check(self) -> None:
         import torch
 
         retries = torch.cuda.memory_stats(self._device.name).get("num_alloc_retries", 0)
-        if retries > 10 and not self._said:
-            self._said = True
-            self._say(f"the card is so full that room was made {retries} times, which makes it slow: use less")
+        if retries > 10 and not self._warned:
+            self._warned = True
+            self._log(
+                f"GPU memory is so full that torch emptied its cache {retries} times, which makes the run slow: "
+                "give a smaller --budget"
+            )
 
 
 def headroom(budget: int | None = None) -> int:
-    """Bytes that this process may still take, less a reserve.
+    """Bytes that this process may still allocate, less a reserve.
 
-    A budget is the whole process's resident memory, libraries included, as the meter measures it and plans promise it.
+    A budget covers the resident memory of the whole process, libraries included, as meter and planner count it.
     """
-    rooms = [system.available() - _RESERVE, *(room - _reserve(size, budget) for size, room in system.container_rooms())]
+    limits = [
+        system.available_memory() - _RESERVE,
+        *(free - _reserve(size, budget) for size, free in system.cgroup_headroom()),
+    ]
     if budget is not None:
-        rooms.append(budget - status("VmRSS", 0))
-    return min(rooms)
+        limits.append(budget - proc_status("VmRSS", 0))
+    return min(limits)
 
 
 def _reserve(container: int, budget: int | None) -> int:
-    """A container that is made to measure for a budget has nothing to spare: what it has beyond that is the reserve.
+    """In a container sized for the budget only the memory beyond the budget is reserved.
 
-    The kernel cuts a limit down to whole pages, so that a container of 1.2 GB is a little smaller than a budget of it.
+    The kernel rounds a limit down to whole pages, so a container of 1.2 GB is slightly smaller than a budget of 1.2 GB.
     """
     if budget is None or budget // PAGESIZE > container // PAGESIZE:
         return _RESERVE

@@ -1,10 +1,11 @@
-"""Pre-flight: what would fail in hour three is done first, and everything is put back as it was.
+"""Pre-flight: the largest batches are tried before the first step, then all state is restored.
 
-A step, so that the optimizer's state is there; the two largest slices of all batches to come, so that the second meets
-the gradients of the first (the whole fullest batch, where a recipe cuts layers); the largest batch of the evaluation;
-a load. The weights come back from checkpoint 0, whose saving comes first, the optimizer forgets, and the random
-numbers are those from before: the training's bits do not depend on it. A run that is resumed, perhaps on a smaller
-machine, flies too; it goes back to the checkpoint that it goes on from.
+What would run out of memory in hour three fails at the start. The pre-flight runs one step, which allocates the
+optimizer state; the two largest micro-batches of the training, so that the second runs beside the gradients of the
+first (the whole batch with the most tokens, if the recipe chunks layers or counts tokens); the largest evaluation
+batch; and a load. Afterwards the weights are loaded from checkpoint-0, which is saved first, the optimizer state is
+dropped and the RNG state restored, so the training is bit-identical to one without pre-flight. A resumed run, perhaps
+on a smaller machine, has a pre-flight too and restores the checkpoint it resumes from.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorstBatch:
-    """The rows of the training data that make the largest slices, and how many evaluation rows go together."""
+    """The training rows of the largest micro-batches, and the rows of the largest evaluation batch."""
 
     train: list[int]
     evaluation: list[int]
@@ -38,42 +39,42 @@ class WorstBatch:
 def find_worst_batch(
     job: Job, parts: Parts, train: Sequence[int], validation: Sequence[int], buckets: LengthBuckets | None = None
 ) -> WorstBatch:
-    """Of the batches as the seed deals them out, from the lengths of all texts."""
-    longest_text = 1 if parts.feature_cache else parts.max_length  # what is kept of a text is one token
-    lengths = np.minimum(np.array(train), longest_text)
-    whole = parts.layer_rows or parts.micro_batch_tokens  # any of its slices may be the largest
-    taken = parts.batch_size if whole else 2 * parts.micro_batch_rows
-    dealt = sample_batches(job, len(lengths), buckets)
-    batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in dealt)
+    """Find them among the batches that the seed gives, from the lengths of all texts."""
+    max_length = 1 if parts.feature_cache else parts.max_length  # a cached feature is one token
+    lengths = np.minimum(np.array(train), max_length)
+    whole_batch = parts.layer_rows or parts.micro_batch_tokens  # any of its micro-batches may be the largest
+    rows = parts.batch_size if whole_batch else 2 * parts.micro_batch_rows
+    sampled = sample_batches(job, len(lengths), buckets)
+    batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in sampled)
     worst = max(batches, key=lambda batch: _size(lengths[batch], parts))
     longest = np.argsort(-np.array(validation), kind="stable")[: parts.evaluation_rows]
-    return WorstBatch([int(row) for row in worst[:taken]], [int(row) for row in longest])
+    return WorstBatch([int(row) for row in worst[:rows]], [int(row) for row in longest])
 
 
 def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts: Parts) -> tuple[int, int]:
     if parts.layer_rows:
         return int(longest_first.sum()), int(longest_first[0])
-    largest = max(rows * length for rows, length in parts.slices.cut(longest_first.tolist()))
+    largest = max(rows * length for rows, length in parts.row_limits.cut(longest_first.tolist()))
     return largest, int(longest_first.sum())
 
 
 def run_preflight(trainer: Trainer, worst: WorstBatch) -> float:
-    """Do it all once, and return the seconds it took; PreflightFailed where the run would run out of memory."""
-    start, random = time.perf_counter(), RngState()
-    while not _flown(trainer, worst):
-        random.restore()
-    random.restore()
+    """Run it and return the seconds it took; PreflightFailed if the training would run out of memory."""
+    start, rng = time.perf_counter(), RngState()
+    while not _attempt(trainer, worst):
+        rng.restore()
+    rng.restore()
     return time.perf_counter() - start
 
 
-def _flown(trainer: Trainer, worst: WorstBatch) -> bool:
-    """False if memory ran out within a step, which then has learned to take fewer rows."""
+def _attempt(trainer: Trainer, worst: WorstBatch) -> bool:
+    """False if memory ran out during a step; the next attempt uses fewer rows."""
     try:
         trainer.try_step(worst.train[-1:])
         trainer.try_batch(worst.train)
         trainer.try_evaluation(worst.evaluation)
-    except PartialStep as half_done:
-        trainer.report(str(half_done))
+    except PartialStep as error:
+        trainer.report(str(error))
         return False
     except OutOfMemory as error:
         raise PreflightFailed(str(error)) from None

@@ -1,7 +1,8 @@
-"""Ledger: whether a step that failed had already changed a weight or what the optimizer remembers.
+"""Out-of-memory recovery: what ran out of memory is repeated with fewer rows per micro-batch.
 
-torch counts every change of a tensor, so no copies are needed: a few counters tell whether a step can simply be tried
-again or was left half done.
+The effective batch, the step and the random numbers stay the same; only the rows that go through the model together
+change, for texts of that length. An optimizer step that failed after it had changed some weights cannot be undone in
+memory: it raises `PartialStep`, and the trainer resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from tightfit.compat import version_of
 from tightfit.data.batches import RowLimits
-from tightfit.engine.oom import forget, free_memory
+from tightfit.engine.oom import drop_frames, free_memory
 from tightfit.errors import OutOfMemory, first_line, is_out_of_memory
 from tightfit.strategies.parts import Parts
 
@@ -25,42 +26,42 @@ if TYPE_CHECKING:
 
 
 class TensorVersions:
-    """The counters as they were before a step."""
+    """Whether a step that failed had already changed a weight or optimizer state.
+
+    torch counts the in-place changes of every tensor, so comparing version counters takes the place of copies.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
         self._state = {parameter: dict(values) for parameter, values in optimizer.state.items()}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        kept = [value for values in self._state.values() for value in values.values()]
-        tensors = [*parameters, *(value for value in kept if isinstance(value, torch.Tensor))]
+        state = [value for values in self._state.values() for value in values.values()]
+        tensors = [*parameters, *(value for value in state if isinstance(value, torch.Tensor))]
         self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
 
     def unchanged(self) -> bool:
-        """Whether every weight and every remembered tensor is as it was, and what is new was only made, not used."""
+        """Whether all weights and optimizer state are as before, and new state was allocated but not yet written."""
         new = [values for parameter, values in self._optimizer.state.items() if parameter not in self._state]
-        made = [value for values in new for value in values.values() if isinstance(value, torch.Tensor)]
-        # torch's fused kernels do not count what they do to weights, but to the number of steps they do.
-        as_they_were = all(version_of(tensor) == version for tensor, version in self._versions)
-        return as_they_were and all(version_of(tensor) == 0 for tensor in made)
+        allocated = [value for values in new for value in values.values() if isinstance(value, torch.Tensor)]
+        # torch's fused kernels do not count their changes of weights, but they do count those of the step counter.
+        same = all(version_of(tensor) == version for tensor, version in self._versions)
+        return same and all(version_of(tensor) == 0 for tensor in allocated)
 
     def restore(self) -> None:
-        """After an untouched step: forget state that was just being made, and put counted steps back."""
+        """After a step that changed nothing: drop newly allocated state and reset the step counters."""
         self._optimizer.state.clear()
         self._optimizer.state.update({parameter: dict(values) for parameter, values in self._state.items()})
 
 
-# Randomness: where all generators stand, to be put back there later.
-
-
 class RngState:
-    """The generators of Python, numpy and torch, as they were when this was made."""
+    """A snapshot of the random number generators of Python, numpy and torch."""
 
     def __init__(self) -> None:
         self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
     def restore(self) -> None:
-        """What is drawn from now on is what was drawn after this was made."""
+        """Set all generators back to the snapshot."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch)
@@ -68,130 +69,123 @@ class RngState:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-# Recovery: what ran out of memory is done again with fewer rows at once.
-#
-# The effective batch, the step and the random numbers stay as they were; only how many rows go through the model at a
-# time changes, for texts of that length. An optimizer's step that was left half done cannot be taken back in memory:
-# `HalfDone` says so, and the trainer goes back to its last checkpoint.
-
-
 T = TypeVar("T")
-Slices = Iterable[tuple[float, "Batch"]]
+WeightedMicroBatches = Iterable[tuple[float, "Batch"]]
 Log = Callable[[str], None]
 
 
 class PartialStep(Exception):
-    """Memory ran out when some weights were already stepped and others not. Says what is done about it."""
+    """Memory ran out after some weights had been updated and others not."""
 
 
 class Recovery:
-    """How many rows go through at once in this run, and what to do when they are too many."""
+    """The rows per micro-batch of this run, reduced after every out-of-memory error."""
 
     def __init__(self, parts: Parts, log: Log) -> None:
         self.parts, self.log = parts, log
-        self.slices = parts.slices
-        self.evaluation = RowLimits(parts.evaluation_rows)
-        self._extent = (0, 0)
+        self.micro_batch_limits = parts.row_limits
+        self.evaluation_limits = RowLimits(parts.evaluation_rows)
+        self._current_shape = (0, 0)
         self._failed_step: int | None = None
 
     def train(self, attempt: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
-        """Forward and backward of a batch, as often as it takes."""
-        random = RngState()
+        """Forward and backward of a batch, repeated with fewer rows until they fit."""
+        rng = RngState()
         while True:
-            ledger = TensorVersions(optimizer) if self.parts.step_in_backward else None
+            versions = TensorVersions(optimizer) if self.parts.optimizer_in_backward else None
             with _attempt() as outcome:
                 return attempt()
             self.parts.model.zero_grad(set_to_none=True)
             free_memory()
-            done = self._shrink(step, outcome.reason)
-            if ledger is not None:
-                _refuse_half_done(ledger, done)
-            self.log(done)
-            random.restore()
+            message = self._shrink(step, outcome.reason)
+            if versions is not None:
+                _check_unchanged(versions, message)
+            self.log(message)
+            rng.restore()
 
     def step(self, take: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
-        """The optimizer's step: a second time with all memory given back, since slices play no part in it."""
-        random = RngState()
+        """The optimizer step, repeated once after freeing memory, since it does not depend on micro-batches."""
+        rng = RngState()
         while True:
-            ledger = TensorVersions(optimizer)
+            versions = TensorVersions(optimizer)
             with _attempt() as outcome:
                 return take()
             free_memory()
             if self._failed_step == step:
-                raise OutOfMemory(_no_room_for_step(step, outcome.reason))
+                raise OutOfMemory(_step_too_large(step, outcome.reason))
             self._failed_step = step
-            done = f"out of memory in the optimizer's step {step + 1}: trying again with all memory given back"
-            _refuse_half_done(ledger, done)
-            self.log(done)
-            random.restore()
+            message = f"out of memory in optimizer step {step + 1}: trying again after freeing all cached memory"
+            _check_unchanged(versions, message)
+            self.log(message)
+            rng.restore()
 
     def on_other_oom(self, error: Exception, step: int) -> str:
-        """Memory ran out where nothing is cut into rows: once that is bad luck, twice at one step it is too little."""
+        """An out-of-memory error outside a batch is tolerated once per step; the second one ends the run."""
         if not is_out_of_memory(error):
             raise error
         reason = first_line(error)
-        forget(error)
+        drop_frames(error)
         if self._failed_step == step:
-            raise OutOfMemory(_no_room_for_step(step, reason)) from None
+            raise OutOfMemory(_step_too_large(step, reason)) from None
         self._failed_step = step
         return f"out of memory around step {step + 1} ({reason})"
 
     def evaluate(self, run: Callable[[Batch], T], batch: Batch) -> list[T]:
-        """A batch without gradients, in as many pieces as it takes."""
-        return run_in_chunks(run, batch, self.evaluation, self.log)
+        """A batch without gradients, in as many chunks as memory requires."""
+        return run_in_chunks(run, batch, self.evaluation_limits, self.log)
 
-    def watched(self, slices: Slices) -> Iterator[tuple[float, Batch]]:
-        """The same slices; the one at hand is remembered, in case it is too large."""
-        for share, chunk in slices:
-            rows, length = chunk["input_ids"].shape
-            self._extent = (rows, length)
-            yield share, chunk
+    def tracking(self, micro_batches: WeightedMicroBatches) -> Iterator[tuple[float, Batch]]:
+        """The same micro-batches; the shape of the current one is stored, in case it is too large."""
+        for weight, micro_batch in micro_batches:
+            rows, length = micro_batch["input_ids"].shape
+            self._current_shape = (rows, length)
+            yield weight, micro_batch
 
-    def table(self) -> dict[str, dict[int, int]]:
-        """What was learned, for the checkpoint."""
-        return {name: dict(limits.learned) for name, limits in self._limits().items() if limits.learned}
+    def found_limits(self) -> dict[str, dict[int, int]]:
+        """The row limits found so far, for the checkpoint."""
+        return {name: dict(limits.found) for name, limits in self._limits().items() if limits.found}
 
-    def learn(self, table: dict[str, dict[str, int]]) -> None:
-        """What an earlier process learned."""
+    def load_limits(self, table: dict[str, dict[str, int]]) -> None:
+        """Take over the row limits of a checkpoint."""
         for name, limits in self._limits().items():
-            limits.learn({int(length): int(rows) for length, rows in table.get(name, {}).items()})
+            limits.tighten({int(length): int(rows) for length, rows in table.get(name, {}).items()})
 
     def _limits(self) -> dict[str, RowLimits]:
         layers = {"layers": self._layers} if self._layers else {}
-        return {"slices": self.slices, "evaluation": self.evaluation, **layers}
+        return {"micro_batches": self.micro_batch_limits, "evaluation": self.evaluation_limits, **layers}
 
     @property
     def _layers(self) -> RowLimits | None:
-        """None also where the layers lie in a trunk that was run before the training."""
+        """None also if the layers belong to a frozen encoder whose features are cached."""
         return None if self.parts.feature_cache else self.parts.layer_limits
 
     def _shrink(self, step: int, reason: str) -> str:
-        """Fewer rows through a layer, where that is how the recipe cuts; else, or at one row, through the model."""
-        rows, length = self._extent
+        """Halve the rows per layer chunk if the recipe chunks layers; else, or at one row, those per micro-batch."""
+        rows, length = self._current_shape
         layers, where = self._layers, ""
-        if layers is not None and layers.halve(now := min(rows, layers.at(length)), length):
-            rows, where = now, "through each layer "
-        elif self.parts.step_in_backward and layers is None and rows > 1:
-            raise OutOfMemory(_no_room_for_whole_batch(rows, length, reason))
-        elif self.parts.step_in_backward or not self.slices.halve(rows, length):
-            raise OutOfMemory(_no_room_for_text(length, "train on", reason))
+        if layers is not None and layers.halve(now := min(rows, layers.rows_for(length)), length):
+            rows, where = now, " in each layer"
+        elif self.parts.optimizer_in_backward and layers is None and rows > 1:
+            raise OutOfMemory(_batch_too_large(rows, length, reason))
+        elif self.parts.optimizer_in_backward or not self.micro_batch_limits.halve(rows, length):
+            raise OutOfMemory(_text_too_large(length, "train on", reason))
         return (
-            f"out of memory in step {step + 1} with {rows} texts of {length} tokens {where}at once: "
-            f"going on with {rows // 2}, batches stay {self.parts.batch_size}"
+            f"out of memory in step {step + 1} with {rows} texts of {length} tokens{where}: "
+            f"continuing with {rows // 2}; the batch size stays {self.parts.batch_size}"
         )
 
 
 def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, log: Log) -> list[T]:
-    """A model's answers for a batch that needs no gradients, in as many pieces as it takes."""
+    """Run a batch without gradients in as many chunks as memory requires, and return the result of each."""
     rows, width = batch["input_ids"].shape
     while True:
-        at_once = min(rows, limits.at(width))
+        chunk_rows = min(rows, limits.rows_for(width))
         with _attempt() as outcome:
-            return [run(chunk) for chunk in _pieces(batch, at_once)]
+            return [run(chunk) for chunk in _chunks(batch, chunk_rows)]
         free_memory()
-        if not limits.halve(at_once, width):
-            raise OutOfMemory(_no_room_for_text(width, "evaluate", outcome.reason))
-        log(f"out of memory evaluating {at_once} texts of {width} tokens: going on with {at_once // 2} at once")
+        if not limits.halve(chunk_rows, width):
+            raise OutOfMemory(_text_too_large(width, "evaluate", outcome.reason))
+        log(f"out of memory evaluating {chunk_rows} texts of {width} tokens: continuing with {chunk_rows // 2}")
 
 
 class _Outcome:
@@ -200,7 +194,7 @@ class _Outcome:
 
 @contextmanager
 def _attempt() -> Iterator[_Outcome]:
-    """Goes on behind its block if memory ran out in it, when nothing of the attempt is alive any more."""
+    """Suppress an out-of-memory error in the block and drop the tensors that its frames hold."""
     outcome = _Outcome()
     try:
         yield outcome
@@ -208,16 +202,16 @@ def _attempt() -> Iterator[_Outcome]:
         if not is_out_of_memory(error):
             raise
         outcome.reason = first_line(error)
-        forget(error)
+        drop_frames(error)
 
 
-def _refuse_half_done(ledger: TensorVersions, done: str) -> None:
-    if not ledger.unchanged():
-        raise PartialStep(done)
-    ledger.restore()
+def _check_unchanged(versions: TensorVersions, message: str) -> None:
+    if not versions.unchanged():
+        raise PartialStep(message)
+    versions.restore()
 
 
-def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
+def _chunks(batch: Batch, rows: int) -> Iterator[Batch]:
     total = len(batch["input_ids"])
     if rows >= total:
         yield batch
@@ -226,22 +220,23 @@ def _pieces(batch: Batch, rows: int) -> Iterator[Batch]:
         yield {key: value[start : start + rows] for key, value in batch.items()}
 
 
-def _no_room_for_text(length: int, verb: str, reason: Any) -> str:
+def _text_too_large(length: int, verb: str, reason: Any) -> str:
     return (
         f"There is not enough memory to {verb} a single text of {length} tokens ({reason}): "
-        "use checkpoint, chunked-layers:size=1 or adafactor, or a smaller --max-length, or let train --budget find a way."
+        "use gradient-checkpointing, chunked-layers:size=1 or adafactor, a smaller --max-length, or train --budget"
+        " to find a recipe that fits."
     )
 
 
-def _no_room_for_whole_batch(rows: int, length: int, reason: Any) -> str:
+def _batch_too_large(rows: int, length: int, reason: Any) -> str:
     return (
-        f"There is not enough memory to train on {rows} texts of {length} tokens at once ({reason}), and "
-        f"optimizer-in-backward alone takes a batch whole: add chunked-layers:size={rows // 2}."
+        f"There is not enough memory to train on {rows} texts of {length} tokens ({reason}), and "
+        f"optimizer-in-backward needs the whole batch in one pass: add chunked-layers:size={rows // 2}."
     )
 
 
-def _no_room_for_step(step: int, reason: Any) -> str:
+def _step_too_large(step: int, reason: Any) -> str:
     return (
-        f"There is not enough memory for the optimizer's step {step + 1} ({reason}): "
+        f"There is not enough memory for optimizer step {step + 1} ({reason}): "
         "use adafactor or adamw-16bit, with optimizer-in-backward if that is not enough."
     )

@@ -1,4 +1,7 @@
-"""Recording: what was prepared, what happened and what was measured, as the run's record."""
+"""A training run from start to finish: a job and a recipe become a run folder with a model and a record.
+
+The order is: checks, setup, run header, pre-flight, cached features if the encoder is frozen, steps, model, record.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from tightfit.data.split import save_split
 from tightfit.data.tokens import Tokens
 from tightfit.device import Budget, Device, find_device
 from tightfit.engine.meter import Meter, meter_for
-from tightfit.engine.oom import forget, free_memory, release_memory_on_error
+from tightfit.engine.oom import drop_frames, free_memory, release_memory_on_error
 from tightfit.errors import BadInput, DoesNotFit, OutOfMemory, PreflightFailed, RecipeError, TightfitError, suggest
 from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
@@ -37,13 +40,22 @@ from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
+from tightfit.system import tune_malloc
 from tightfit.tasks import find_task
 from tightfit.training.callbacks import SaveAndStop, SaveInterval, StepTimer
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
 from tightfit.training.memory_limit import limit_memory
+from tightfit.training.preflight import find_worst_batch
 from tightfit.training.recovery import run_in_chunks
 from tightfit.training.run_record import make_run, measured_values, write_header
-from tightfit.training.setup import TrainingSetup, buckets_of, prepare
+from tightfit.training.setup import (
+    SAVE_TOTAL_LIMIT,
+    TrainingSetup,
+    buckets_of,
+    check_disk_space,
+    prepare,
+    training_arguments,
+)
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -54,66 +66,12 @@ if TYPE_CHECKING:
     from tightfit.training.trainer import Trainer
 
 
-# Features: every row goes through the frozen trunk once, before the training; then rows are what was kept of them.
-
-
-Tell = Callable[[int, int], None]
-"""Hears how many rows of how many are done."""
-
-
-def cache_features(trainer: Trainer, setup: TrainingSetup, tell: Tell) -> None:
-    """Let a trainer train on features. Rows that it will not meet are left out."""
-    train, validation = setup.train, setup.validation
-    met = rows_seen(setup.job, len(train), buckets_of(setup.parts, train)).tolist()
-    total = len(met) + len(validation)
-    try:
-        with trainer.meter.phase("features"):
-            selection = [
-                _kept(trainer, train, met, lambda done: tell(done, total)),
-                _kept(trainer, validation, range(len(validation)), lambda done: tell(len(met) + done, total)),
-            ]
-    except OutOfMemory as error:
-        raise PreflightFailed(str(error)) from None
-    trainer.train_dataset, trainer.eval_dataset = selection
-    trainer.data_collator, trainer.args.remove_unused_columns = identity_collate, False
-
-
-def feature_cache_bytes(parts: Parts, rows: int) -> int:
-    """What the files of the features take."""
-    if parts.feature_cache is None:
-        return 0
-    return sum(value.nbytes for value in parts.feature_cache.blank(1).values()) * rows
-
-
-def _kept(trainer: Trainer, tokens: Tokens, rows: Sequence[int], tell: Callable[[int], None]) -> FeatureFile:
-    """Longest first: little is padded, and what is too large shows at once."""
-    at_once, folder = trainer.parts.eval_rows, Path(trainer.args.output_dir)
-    selection, limits = FeatureFile(len(tokens), folder), RowLimits(at_once)
-    order = sorted(rows, key=lambda row: -tokens.lengths[row])
-    for start in range(0, len(order), at_once):
-        chosen = order[start : start + at_once]
-        batch = trainer.prepare_rows(tokens.dataset, chosen)
-        chunks = run_in_chunks(lambda chunk: _features(trainer, chunk), batch, limits, trainer.report)
-        with as_save_failed(folder / "features"):
-            selection.write(chosen, {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]})
-        tell(start + len(chosen))
-    return selection
-
-
-def _features(trainer: Trainer, texts: Batch) -> Batch:
-    feature_cache = trainer.parts.feature_cache
-    assert feature_cache is not None
-    with trainer.accelerator.autocast():
-        features, answer = feature_cache.features(texts)
-        feature_cache.check_same_logits(features, answer)
-    return features
-
-
-# Training: job + recipe -> Run.
+ProgressFn = Callable[[int, int], None]
+"""Called with the rows done and the rows in total."""
 
 
 class Listener(Protocol):
-    """Where a run reports what happens: the console, as a rule."""
+    """Where a run reports its progress, usually the console."""
 
     def log(self, line: str) -> None: ...
 
@@ -144,45 +102,45 @@ def run_job(
     """Train a job; `tightfit.train` describes the arguments."""
     folder = out
     job, recipe = job.resolve_paths(), Recipe.parse(specs if planned is None else planned)
-    every = SaveInterval.parse(save_every)
+    interval = SaveInterval.parse(save_every)
     check_run_folder(folder, resume)
     check_trackers(report_to)
     if resume and budget is not None:
         recipe = _recipe_for_resume(folder, recipe, terminal, planned=planned is not None)
     if resume and (run := finished_run(folder, job, recipe)):
-        terminal.log(f"{folder} is finished; more --epochs would go on with it")
+        terminal.log(f"{folder} is finished; give more --epochs to continue it")
         return run
-    checkpoint, passed_over = latest_valid_checkpoint(folder) if resume else (None, [])
-    where = find_device(device)
-    limit = Budget.of(budget, where) if budget is not None else None
-    selector = _keeping(limit, (specs, avoid, allow), planned) if limit and not resume else None
-    how = _How(
+    checkpoint, skipped = latest_valid_checkpoint(folder) if resume else (None, [])
+    found_device = find_device(device)
+    limit = Budget.of(budget, found_device) if budget is not None else None
+    selector = _selector(limit, (specs, avoid, allow), planned) if limit and not resume else None
+    options = RunOptions(
         folder=folder,
         terminal=terminal,
         write_card=write_card,
-        device=where,
+        device=found_device,
         budget=limit.size if limit else None,
-        every=every,
+        save_every=interval,
         report_to=report_to,
         preflight=preflight,
         measure_only=measure_only,
         resume=resume,
         checkpoint=checkpoint,
-        learned=passed_over,
+        events=skipped,
     )
-    for note in passed_over:
+    for note in skipped:
         terminal.log(note)
-    return _run_with_replanning(how, job, recipe, selector)
+    return _run_with_replanning(options, job, recipe, selector)
 
 
 def _recipe_for_resume(folder: Path, given: Recipe, terminal: Listener, *, planned: bool) -> Recipe:
     own = recipe_for_resume(folder, given, planned=planned)
     if given.strategies and given != own:
-        terminal.log(f"going on with the run's own recipe: {' '.join(own.specs) or 'plain'}")
+        terminal.log(f"continuing with the run's own recipe: {' '.join(own.specs) or 'baseline'}")
     return own
 
 
-def _keeping(
+def _selector(
     limit: Budget, constraints: tuple[Sequence[str], Sequence[str], str], planned: Sequence[str] | None
 ) -> Selector:
     from tightfit.planning.constraints import Constraints
@@ -192,208 +150,253 @@ def _keeping(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _How:
-    """How a run is carried out, whatever its recipe."""
+class RunOptions:
+    """How a run is carried out, independent of its recipe."""
 
     folder: Path
     terminal: Listener
     write_card: Callable[[Run], None]
     device: Device
     budget: int | None
-    """Bytes that it is held to."""
-    every: SaveInterval
+    """Bytes that the run is limited to."""
+    save_every: SaveInterval
     report_to: Sequence[str]
     preflight: bool
     measure_only: bool
     resume: bool
     checkpoint: Path | None
-    """What it goes on from."""
-    learned: list[str]
-    """What happens on the way, for the record."""
+    """The checkpoint to resume from."""
+    events: list[str]
+    """What happened during the run, for the record."""
 
     def log(self, line: str) -> None:
-        """What happens in a run is said at once and written into its record."""
+        """Log a line and keep it for the record."""
         self.terminal.log(line)
-        self.learned.append(line)
+        self.events.append(line)
 
 
-def _run_with_replanning(how: _How, job: Job, recipe: Recipe, selector: Selector | None) -> Run:
-    """Under a budget a recipe whose pre-flight fails is followed by the next smaller one."""
+def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None) -> Run:
+    """Under a budget a recipe that fails its pre-flight is replaced by the next smaller one."""
     failure: str | None = None
     while True:
-        meter = _start_meter(how.device)
+        meter = _start_meter(options.device)
         try:
-            setup = _prepare(how, job, recipe, selector, meter)
+            setup = _prepare(options, job, recipe, selector, meter)
         except DoesNotFit:
             if failure is None:
                 raise
             raise PreflightFailed(failure) from None
         try:
-            return _run(how, setup, meter)
+            return _run(options, setup, meter)
         except (PreflightFailed, RecipeError) as error:
-            if how.checkpoint is None:
-                discard_start(how.folder)
+            if options.checkpoint is None:
+                discard_start(options.folder)
             if isinstance(error, RecipeError) or selector is None or setup.selection is None:
                 raise
-            failure, selector = str(error), selector.below(setup.selection)
-            forget(error)
-        how.log(f"{' '.join(setup.recipe.specs) or 'plain'} did not pass its pre-flight ({failure}): planned again")
-        del setup  # the next one needs its memory
+            failure, selector = str(error), selector.excluding(setup.selection)
+            drop_frames(error)
+        options.log(
+            f"{' '.join(setup.recipe.specs) or 'baseline'} did not pass its pre-flight ({failure}): planned again"
+        )
+        del setup  # the next attempt needs its memory
         free_memory()
 
 
-def _prepare(how: _How, job: Job, recipe: Recipe, selector: Selector | None, meter: Meter) -> TrainingSetup:
-    with how.terminal.status("Reading the data and the model"):
-        setup = prepare(job, recipe, how.device, selector, meter)
-        _final_checks(setup, how)
+def _prepare(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None, meter: Meter) -> TrainingSetup:
+    with options.terminal.status("Reading the data and the model"):
+        setup = prepare(job, recipe, options.device, selector, meter)
+        _final_checks(options, setup)
     for note in setup.notes:
-        how.terminal.log(note)
+        options.terminal.log(note)
     return setup
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """A tracker that is not installed is found before the run, not in it."""
+    """Reject a tracker that is not installed before the run starts."""
     if not names:
         return
-    allow_imports()  # nobody knows what a tracker needs
+    allow_imports()  # a tracker may need any library
     from transformers.integrations import get_available_reporting_integrations
 
-    there = get_available_reporting_integrations()
+    available = get_available_reporting_integrations()
     for name in names:
-        if name not in there:
-            raise BadInput(f"--report-to {name} cannot be used: {suggest(name, there)} Others can be installed.")
+        if name not in available:
+            raise BadInput(f"--report-to {name} cannot be used: {suggest(name, available)} Others can be installed.")
 
 
-def _final_checks(setup: TrainingSetup, how: _How) -> None:
-    """The last checks, which need the data and the model."""
-    from tightfit.training.setup import SAVE_TOTAL_LIMIT, check_disk_space
-
-    folder = how.folder
-    if how.resume:
+def _final_checks(options: RunOptions, setup: TrainingSetup) -> None:
+    """The checks that need the data and the model."""
+    folder = options.folder
+    if options.resume:
         check_same_rows(folder, setup.split)
-    if how.checkpoint is not None:
-        check_steps_left(how.checkpoint, setup.steps)
+    if options.checkpoint is not None:
+        check_steps_left(options.checkpoint, setup.steps)
     rows = len(setup.train) + len(setup.validation)
-    at_once = max(1, SAVE_TOTAL_LIMIT + 1 - len(list(folder.glob("checkpoint-*"))))
-    check_disk_space(folder, setup.parts, at_once, feature_cache_bytes(setup.parts, rows))
+    new_checkpoints = max(1, SAVE_TOTAL_LIMIT + 1 - len(list(folder.glob("checkpoint-*"))))
+    check_disk_space(folder, setup.parts, new_checkpoints, feature_cache_bytes(setup.parts, rows))
 
 
 def _start_meter(device: Device) -> Meter:
-    from tightfit.system import tune_malloc
-
     tune_malloc()
     return meter_for(device)
 
 
-def _run(how: _How, setup: TrainingSetup, meter: Meter) -> Run:
-    pauses = SaveAndStop(how.every, how.terminal.log)
+def _run(options: RunOptions, setup: TrainingSetup, meter: Meter) -> Run:
+    save_and_stop = SaveAndStop(options.save_every, options.terminal.log)
     with (
-        how.terminal.progress(meter) as progress,
-        pauses.listening(),
-        limit_memory(how.device, how.terminal.log, how.budget),
+        options.terminal.progress(meter) as progress,
+        save_and_stop.handle_signals(),
+        limit_memory(options.device, options.terminal.log, options.budget),
     ):
-        trainer = _trainer(how, setup, meter, [progress, pauses])
-        _begin(setup, how)
-        clock = StepTimer()
-        trainer.add_callback(clock)
+        trainer = _trainer(options, setup, meter, [progress, save_and_stop])
+        _write_start(options, setup)
+        timer = StepTimer()
+        trainer.add_callback(timer)
 
-        def tell(done: int, total: int) -> None:
+        def on_features(done: int, total: int) -> None:
             progress.on_features(done, total)
-            pauses.on_features()
+            save_and_stop.raise_if_stopped()
 
-        with _recording_failure(how.folder):
-            seconds = _train(how, setup, trainer, clock, tell)
-            return _finish(how, setup, trainer, clock, seconds)
+        with _recording_failure(options.folder):
+            seconds = _train(options, setup, trainer, timer, on_features)
+            return _finish(options, setup, trainer, timer, seconds)
 
 
 @contextlib.contextmanager
 def _recording_failure(folder: Path) -> Iterator[None]:
-    """Why a run stopped is kept with it."""
+    """Store the reason for a failure in the run header."""
     try:
         yield
     except (TightfitError, KeyboardInterrupt) as error:
-        with contextlib.suppress(OSError):  # a full disk may be the very reason
-            record_failure(folder, str(error) or "stopped at once")
+        with contextlib.suppress(OSError):  # a full disk may be the reason itself
+            record_failure(folder, str(error) or "stopped by a second Ctrl-C")
         raise
 
 
-def _train(how: _How, setup: TrainingSetup, trainer: Trainer, clock: StepTimer, tell: Tell) -> float:
-    """The frozen part once, where it is to run only once, then every step. Returns the seconds."""
-
+def _train(
+    options: RunOptions, setup: TrainingSetup, trainer: Trainer, timer: StepTimer, on_features: ProgressFn
+) -> float:
+    """Cache the features of a frozen encoder, if the recipe does so, then train; returns the seconds."""
     start = time.perf_counter()
-    clock.begin()
+    timer.start()
     if setup.parts.feature_cache:
-        cache_features(trainer, setup, tell)
-    trainer.train(resume_from_checkpoint=str(how.checkpoint) if how.checkpoint else None)
-    clock.exclude(trainer.preflight_seconds)
+        cache_features(trainer, setup, on_features)
+    trainer.train(resume_from_checkpoint=str(options.checkpoint) if options.checkpoint else None)
+    timer.exclude(trainer.preflight_seconds)
     return time.perf_counter() - start - trainer.preflight_seconds
 
 
-def _finish(how: _How, setup: TrainingSetup, trainer: Trainer, clock: StepTimer, seconds: float) -> Run:
-    """The model and the record."""
-    folder, parts = how.folder, setup.parts
-    sizes = {"parameters": parts.parameters, "trainable": parts.trainable_parameters}  # with an adapter still in
+def _finish(options: RunOptions, setup: TrainingSetup, trainer: Trainer, timer: StepTimer, seconds: float) -> Run:
+    """Write the model and the record."""
+    folder, parts = options.folder, setup.parts
+    sizes = {"parameters": parts.parameters, "trainable": parts.trainable_parameters}  # before a LoRA adapter is merged
     with trainer.meter.phase("save"), as_save_failed(folder / "model.safetensors"):
         save_model(trainer, folder, parts.adapter)
-    measured = measured_values(trainer.meter, seconds, clock)
-    known = load_header(folder)
-    attempts = max(1, len(known.attempts)) if known else 1
-    run = make_run(folder, setup, trainer.state, measured, learned=how.learned, attempts=attempts, **sizes)
+    measured = measured_values(trainer.meter, seconds, timer)
+    header = load_header(folder)
+    attempts = max(1, len(header.attempts)) if header else 1
+    run = make_run(folder, setup, trainer.state, measured, events=options.events, attempts=attempts, **sizes)
     with as_save_failed(folder / FILE):
-        how.write_card(run)
+        options.write_card(run)
         run.save()
     return run
 
 
-def _begin(setup: TrainingSetup, how: _How) -> None:
-    """Write down what is trained on and what is known of it. The job comes last: it makes a folder a run."""
-    folder = how.folder
+def _write_start(options: RunOptions, setup: TrainingSetup) -> None:
+    """Write the split, the header and, last, the job file, which makes the folder a run."""
+    folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     remove_stale(folder)
-    if not how.resume:
+    if not options.resume:
         save_split(folder, setup.split)
-    write_header(folder, setup, step_of(how.checkpoint) if how.checkpoint else 0, how.budget)
+    write_header(folder, setup, step_of(options.checkpoint) if options.checkpoint else 0, options.budget)
     write_job_file(folder / JOB_FILE, setup.job, setup.recipe.specs)
 
 
 def save_model(trainer: Trainer, folder: Path, adapter: LoraAdapter | None) -> None:
-    """Write the model aside and put its files in their places one after the other: none is ever half there.
+    """Write the model to a temporary folder and move its files into place, so that none is ever incomplete.
 
-    It is an ordinary one; what learnt beside its weights is in them or in files of its own.
+    The saved model is an ordinary one: a LoRA adapter is merged into its weights or saved in files of its own.
     """
-    with atomic_dir(folder / "model") as aside:
+    with atomic_dir(folder / "model") as tmp:
         if adapter:
             if not adapter.merge:
-                adapter.save(aside)
+                adapter.save(tmp)
             adapter.merge_or_unload()
-        trainer.save_model(str(aside))
+        trainer.save_model(str(tmp))
     for path in sorted((folder / "model").iterdir()):
         path.replace(folder / path.name)
     (folder / "model").rmdir()
 
 
-def _trainer(how: _How, setup: TrainingSetup, meter: Meter, callbacks: list[TrainerCallback]) -> Trainer:
-    from tightfit.training.preflight import find_worst_batch
-    from tightfit.training.setup import training_arguments
+def _trainer(options: RunOptions, setup: TrainingSetup, meter: Meter, callbacks: list[TrainerCallback]) -> Trainer:
     from tightfit.training.trainer import Trainer
 
     task, job, parts = find_task(setup.job.task), setup.job, setup.parts
     buckets, lengths = buckets_of(parts, setup.train), (setup.train.lengths, setup.validation.lengths)
-    worst = find_worst_batch(job, parts, *lengths, buckets) if how.preflight else None
-    held_out = setup.validation.dataset  # the longest texts come first
-    if how.measure_only:
-        held_out = held_out.select(range(min(parts.evaluation_rows, len(held_out))))
+    worst = find_worst_batch(job, parts, *lengths, buckets) if options.preflight else None
+    validation = setup.validation.dataset  # longest texts first
+    if options.measure_only:
+        validation = validation.select(range(min(parts.evaluation_rows, len(validation))))
     return Trainer(
         parts=parts,
         meter=meter,
         buckets=buckets,
-        report=how.log,
+        report=options.log,
         worst=worst,
-        args=training_arguments(job, parts, how.folder, list(how.report_to)),
+        args=training_arguments(job, parts, options.folder, list(options.report_to)),
         train_dataset=setup.train.dataset,
-        eval_dataset=held_out,
+        eval_dataset=validation,
         processing_class=setup.tokenizer,
         compute_metrics=task.metrics,
         preprocess_logits_for_metrics=task.keep_logits,
         callbacks=callbacks,
     )
+
+
+def cache_features(trainer: Trainer, setup: TrainingSetup, on_progress: ProgressFn) -> None:
+    """Run the frozen encoder once over every row that the training uses, and train on the cached features."""
+    train, validation = setup.train, setup.validation
+    used = rows_seen(setup.job, len(train), buckets_of(setup.parts, train)).tolist()
+    total = len(used) + len(validation)
+    try:
+        with trainer.meter.phase("features"):
+            train_features = _cached(trainer, train, used, lambda done: on_progress(done, total))
+            validation_features = _cached(
+                trainer, validation, range(len(validation)), lambda done: on_progress(len(used) + done, total)
+            )
+    except OutOfMemory as error:
+        raise PreflightFailed(str(error)) from None
+    trainer.train_dataset, trainer.eval_dataset = train_features, validation_features
+    trainer.data_collator, trainer.args.remove_unused_columns = identity_collate, False
+
+
+def feature_cache_bytes(parts: Parts, rows: int) -> int:
+    """Disk space of the cached features; 0 without a feature cache."""
+    if parts.feature_cache is None:
+        return 0
+    return sum(value.nbytes for value in parts.feature_cache.dummy_features(1).values()) * rows
+
+
+def _cached(trainer: Trainer, tokens: Tokens, rows: Sequence[int], on_progress: Callable[[int], None]) -> FeatureFile:
+    """The features of these rows, longest first: little padding, and out of memory shows in the first batch."""
+    batch_rows, folder = trainer.parts.no_grad_rows, Path(trainer.args.output_dir)
+    file, limits = FeatureFile(len(tokens), folder), RowLimits(batch_rows)
+    order = sorted(rows, key=lambda row: -tokens.lengths[row])
+    for start in range(0, len(order), batch_rows):
+        batch = order[start : start + batch_rows]
+        inputs = trainer.prepare_rows(tokens.dataset, batch)
+        chunks = run_in_chunks(lambda chunk: _features(trainer, chunk), inputs, limits, trainer.report)
+        with as_save_failed(folder / "features"):
+            file.write(batch, {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]})
+        on_progress(start + len(batch))
+    return file
+
+
+def _features(trainer: Trainer, batch: Batch) -> Batch:
+    feature_cache = trainer.parts.feature_cache
+    assert feature_cache is not None
+    with trainer.accelerator.autocast():
+        features, logits = feature_cache.features(batch)
+        feature_cache.check_same_logits(features, logits)
+    return features

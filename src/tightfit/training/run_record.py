@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.engine.meter import Meter
-from tightfit.runs.header import Attempt, RunHeader, Segment, Step, Tensors, load_header
+from tightfit.runs.header import Attempt, RunHeader, Segment, StepTimeline, TensorGroup, load_header
 from tightfit.runs.record import Measured, Predicted, Run, versions
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.profile import StepProfile
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 
 def write_header(folder: Path, setup: TrainingSetup, from_step: int, budget: int | None) -> None:
-    """Before the first step, or when a run goes on: what was planned the first time stays."""
+    """Write the header at the start of an attempt; a resumed run keeps the plan of its first attempt."""
     before = load_header(folder)
     now = make_header(setup, budget)
-    attempt = Attempt(began=_now(), from_step=from_step, recipe=setup.recipe.specs)
+    attempt = Attempt(started_at=_now(), from_step=from_step, recipe=setup.recipe.specs)
     attempts = [*(before.attempts if before else []), attempt]
-    selection: dict[str, Any] = {"attempts": attempts}
+    kept: dict[str, Any] = {"attempts": attempts}
     if before and before.recipe == now.recipe and now.plan is None:
-        selection |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
-    now.model_copy(update=selection).save(folder)
+        kept |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
+    now.model_copy(update=kept).save(folder)
 
 
 def make_header(setup: TrainingSetup, budget: int | None) -> RunHeader:
-    """From what was read, built and rehearsed."""
-    parts, course, selection = setup.parts, setup.course, setup.selection
+    """The header from the data, the model and the simulation."""
+    parts, profile, selection = setup.parts, setup.profile, setup.selection
     return RunHeader(
         recipe=setup.recipe.specs,
         result=setup.recipe.result.value,
-        device=parts.device.title,
+        device=parts.device.label,
         max_length=parts.max_length,
         steps=setup.steps,
         data=setup.data,
@@ -48,29 +48,30 @@ def make_header(setup: TrainingSetup, budget: int | None) -> RunHeader:
         versions=versions(),
         estimate=setup.estimate.to_json() if setup.estimate else None,
         seconds_per_step=selection.seconds_per_step if selection else None,
-        step=_step(course, -(-parts.batch_size // parts.micro_batch_rows)) if course else None,
-        largest=_largest(course) if course else [],
-        texts=setup.texts,
+        step=_step_timeline(profile, -(-parts.batch_size // parts.micro_batch_rows)) if profile else None,
+        largest_tensors=_largest_tensors(profile) if profile else [],
+        lengths=setup.lengths,
         plan=selection.plan if selection else None,
-        smaller=setup.smaller,
+        smaller_recipes=setup.smaller_recipes,
     )
 
 
-def _step(course: StepProfile, slices: int) -> Step:
-    kinds = {kind.value: sizes for kind, sizes in course.kinds.items()}
-    return Step(kinds=kinds, stretches=[Segment(**vars(each)) for each in course.stretches], slices=slices)
+def _step_timeline(profile: StepProfile, micro_batches: int) -> StepTimeline:
+    kinds = {kind.value: sizes for kind, sizes in profile.kinds.items()}
+    segments = [Segment(**vars(segment)) for segment in profile.segments]
+    return StepTimeline(kinds=kinds, segments=segments, micro_batches=micro_batches)
 
 
-def _largest(course: StepProfile) -> list[Tensors]:
+def _largest_tensors(profile: StepProfile) -> list[TensorGroup]:
     return [
-        Tensors(
+        TensorGroup(
             kind=each.kind.value,
             owner=each.owner,
             shape=list(each.shape) if each.shape is not None else None,
             bytes=each.size,
             count=each.count,
         )
-        for each in course.largest
+        for each in profile.largest
     ]
 
 
@@ -78,14 +79,14 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def measured_values(meter: Meter, seconds: float, clock: StepTimer) -> Measured:
-    """What the meter and the stopwatch saw."""
+def measured_values(meter: Meter, seconds: float, timer: StepTimer) -> Measured:
+    """Measured memory and time."""
     return Measured(
         peak_bytes=meter.peak,
         phases=dict(meter.phases),
         seconds=round(seconds, 3),
-        seconds_per_step=clock.median,
-        epochs=[round(seconds, 3) for seconds in clock.epochs],
+        seconds_per_step=timer.median,
+        epochs=[round(seconds, 3) for seconds in timer.epochs],
         allocated_phases=dict(meter.allocated) or None,
     )
 
@@ -98,10 +99,10 @@ def make_run(
     *,
     parameters: int,
     trainable: int,
-    learned: list[str],
+    events: list[str],
     attempts: int,
 ) -> Run:
-    """Everything that is to be known of a run that is done."""
+    """The record of a finished run."""
     parts = setup.parts
     return Run(
         folder=str(folder),
@@ -109,7 +110,7 @@ def make_run(
         recipe=setup.recipe.specs,
         result=setup.recipe.result.value,
         max_length=parts.max_length,
-        device=parts.device.title,
+        device=parts.device.label,
         data=setup.data,
         parameters=parameters,
         trainable_parameters=trainable,
@@ -118,7 +119,7 @@ def make_run(
         predicted=_predicted(setup.estimate, setup.selection.seconds_per_step if setup.selection else None),
         metrics=_best_metrics(state.log_history, state.best_global_step),
         history=state.log_history,
-        notes=[*setup.notes, *learned],
+        notes=[*setup.notes, *events],
         versions=versions(),
         attempts=attempts,
     )
@@ -131,9 +132,9 @@ def _predicted(estimate: Estimate | None, seconds_per_step: float | None) -> Pre
     return Predicted(peak_bytes=estimate.peak, phases=totals, seconds_per_step=seconds_per_step)
 
 
-def _best_metrics(history: list[dict[str, float]], selection: int | None) -> dict[str, float]:
-    """The metrics of the epoch whose weights were kept, and the mean training loss."""
+def _best_metrics(history: list[dict[str, float]], best_step: int | None) -> dict[str, float]:
+    """The metrics of the epoch whose weights were saved, and the mean training loss."""
     evaluations = [entry for entry in history if "eval_loss" in entry]
-    best = next((entry for entry in evaluations if entry["step"] == selection), {"epoch": 0.0})
+    best = next((entry for entry in evaluations if entry["step"] == best_step), {"epoch": 0.0})
     scores = {key: value for key, value in best.items() if key.startswith("eval_") or key == "epoch"}
     return {**scores, **{key: entry[key] for entry in history for key in ("train_loss",) if key in entry}}

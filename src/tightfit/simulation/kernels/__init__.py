@@ -1,4 +1,4 @@
-"""Kernels: what a device's own kernels would do, where tensors without data make torch choose others."""
+"""Kernels: the memory of the kernels that torch would choose on the device, where fake tensors lead to others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def kernels_of(device: Device) -> AbstractContextManager[None]:
 
 
 def workspaces_on(device: Device) -> list[int]:
-    """What the device's libraries take for good when they are first used."""
+    """Bytes of the workspaces that the device's libraries allocate on first use and keep."""
     return cuda.workspaces(device) if device.kind == "cuda" else []
 
 
 def scratch_on(device: Device) -> Callable[[Any, tuple[Any, ...]], list[int]]:
-    """What the device's kernels take for themselves while they run."""
+    """Function that returns the bytes of temporary buffers of an op's kernel."""
     return cuda.scratch if device.kind == "cuda" else cpu.scratch

@@ -1,7 +1,7 @@
-"""A card's choices: dropout with a mask of one byte, fused attention, and which operations autocast keeps in 32 bits.
+"""CUDA kernels: dropout with a one-byte mask, fused attention, and the ops that autocast keeps in fp32.
 
-The functions are replaced, not intercepted by a mode: a mode is not active while checkpointed layers run again.
-It is done so also where torch has CUDA, so that a bill does not depend on the machine it was made on.
+The functions are patched, not intercepted by a mode: a mode is not active while checkpointed layers are recomputed.
+They are patched also where torch has CUDA, so that an estimate does not depend on the machine that made it.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ import torch
 
 from tightfit.compat import efficient_attention, flash_attention
 from tightfit.device import Device
-from tightfit.simulation.kernels.cpu import MATRIX_PRODUCTS, additive
+from tightfit.simulation.kernels.cpu import MATMULS, additive_mask
 
 _functions = torch.nn.functional
-_plain_attention = _functions.scaled_dot_product_attention
-_plain_dropout = _functions.dropout
-_FLASH_COMPUTE, _FLASH_WIDTH = 80, 256
+_torch_attention = _functions.scaled_dot_product_attention
+_torch_dropout = _functions.dropout
+_FLASH_CAPABILITY, _FLASH_MAX_WIDTH = 80, 256
 _WORKSPACE, _WORKSPACE_HOPPER = 8320 << 10, 32 << 20  # torch's defaults: 2 x 4096 + 8 x 16 KiB; 32 MiB
 
 
 @contextlib.contextmanager
 def kernels(device: Device) -> Iterator[None]:
-    """Dropout, attention and number formats as on a card."""
-    in_32_bits = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss", "mse_loss")
+    """Dropout, attention and autocast behave as on a GPU."""
+    fp32_ops = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss", "mse_loss")
     with contextlib.ExitStack() as patches:
-        for name in in_32_bits:
-            patches.enter_context(mock.patch.object(_functions, name, _in_32_bits(getattr(_functions, name))))
-        patches.enter_context(mock.patch.object(torch, "softmax", _in_32_bits(torch.softmax)))
+        for name in fp32_ops:
+            patches.enter_context(mock.patch.object(_functions, name, _in_fp32(getattr(_functions, name))))
+        patches.enter_context(mock.patch.object(torch, "softmax", _in_fp32(torch.softmax)))
         patches.enter_context(mock.patch.object(_functions, "dropout", _dropout))
-        attention = partial(_attention, device.compute >= _FLASH_COMPUTE)
+        attention = partial(_attention, device.capability >= _FLASH_CAPABILITY)
         patches.enter_context(mock.patch.object(_functions, "scaled_dot_product_attention", attention))
         yield
 
 
 def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
-    """cuBLAS wants matrices in one piece: one that was expanded from a single number is written out first."""
-    if func not in MATRIX_PRODUCTS:
+    """cuBLAS needs contiguous matrices: an expanded one is copied first."""
+    if func not in MATMULS:
         return []
     matrices = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() >= 2]
     return [m.numel() * m.element_size() for m in matrices if 0 in m.stride()[-2:] and m.numel() > 1]
 
 
 def workspaces(device: Device) -> list[int]:
-    """cuBLAS keeps a workspace for each thread that multiplies: the forward pass's and the backward pass's."""
-    return [_WORKSPACE_HOPPER if device.compute >= 90 else _WORKSPACE] * 2
+    """cuBLAS keeps one workspace per thread that runs matmuls: the forward pass's and the backward pass's."""
+    return [_WORKSPACE_HOPPER if device.capability >= 90 else _WORKSPACE] * 2
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     if not training or not p or inplace:
-        return _plain_dropout(input, p, training, inplace)
+        return _torch_dropout(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]
 
 
@@ -69,27 +69,27 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Flash attention for 16 bits and no mask; the memory-efficient kernel for any other mask that is not learnt."""
+    """Flash attention for 16-bit inputs without mask; the memory-efficient kernel otherwise, if no mask is trained."""
     if query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad):
-        return _plain_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    key, value = (_repeated(side, query.shape[1]) for side in (key, value))
-    narrow = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _FLASH_WIDTH
-    if flash and narrow and attn_mask is None:
+        return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    key, value = (_repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
+    is_16bit = query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _FLASH_MAX_WIDTH
+    if flash and is_16bit and attn_mask is None:
         return flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
-    mask = additive(attn_mask, query.dtype)
+    mask = additive_mask(attn_mask, query.dtype)
     if mask is not None:
         mask = mask.expand(*query.shape[:3], key.shape[2])
-    kept = torch.is_grad_enabled() and any(side.requires_grad for side in (query, key, value))
-    return efficient_attention(query, key, value, mask, kept, dropout_p, is_causal, scale=scale)[0]
+    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    return efficient_attention(query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
 
 
-def _repeated(side: torch.Tensor, heads: int) -> torch.Tensor:
-    """Fewer keys than queries (grouped attention) are shared out."""
-    return side if side.shape[1] == heads else side.repeat_interleave(heads // side.shape[1], dim=1)
+def _repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Repeat the heads of keys or values for grouped-query attention."""
+    return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
-def _in_32_bits(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """CUDA's autocast runs these in 32 bits; a CPU's does not, and the tensors here claim to be on a CPU."""
+def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """CUDA's autocast runs these in fp32; the CPU's does not, and fake tensors report the CPU as their device."""
 
     @wraps(function)
     def wrapped(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The same result: BERT-Large after twenty steps, our `same` recipes beside transformers.Trainer, dropout off.
+"""Loss of BERT-Large after twenty steps without dropout: recipes with result `same` beside transformers.Trainer.
 
-Shape of macbert-large with random weights that all begin with, real reviews, small batches (it is arithmetic that is
-compared, not speed). Needs ../shared. Writes records/same.json; a later call goes on where an earlier one stopped.
+The shape of macbert-large, the same random weights for all, real reviews, small batches (arithmetic is compared, not
+speed). Needs ../shared. Writes records/same_result.json; the next call continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ladder import MODEL, shape
-
+from comparison import MODEL, copy_shape
 from quality import BASELINE, ROOT, run, split
 
-RECORD = ROOT / "records" / "same.json"
+RECORD = ROOT / "records" / "same_result.json"
 STEPS, BATCH, LENGTH = 20, 4, 64
 RECIPES = [
     "tiled-attention chunked-layers:size=2,layers=2",
     "tiled-attention micro-batch:size=2 gradient-checkpointing:every=2",
     "chunked-layers:size=1",
-    "plain",
+    "baseline",
 ]
 
 
@@ -29,16 +28,16 @@ def main() -> None:
     losses = json.loads(RECORD.read_text("utf-8"))["losses"] if RECORD.is_file() else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        model, files = without_chance(shape(folder, None)), split(folder, 600)
+        model, files = with_fixed_weights(copy_shape(folder, None)), split(folder, 600)
         for recipe in (BASELINE, *RECIPES):
             if recipe not in losses:
-                losses[recipe] = loss(recipe, model, *files, folder / "run")
+                losses[recipe] = final_loss(recipe, model, *files, folder / "run")
                 save(losses)
                 print(recipe, losses[recipe], flush=True)
 
 
-def without_chance(model: Path) -> Path:
-    """No dropout, and weights in a file."""
+def with_fixed_weights(model: Path) -> Path:
+    """Random weights written to a file, and a config without dropout."""
     from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
     off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
@@ -47,16 +46,16 @@ def without_chance(model: Path) -> Path:
     return model
 
 
-def loss(recipe: str, model: Path, train: Path, validation: Path, out: Path) -> float:
-    """On the validation rows, after the steps."""
-    how: list[object] = ["--model", model, "--validation", validation, "--max-steps", STEPS, "--seed", 1]
-    how += ["--batch-size", BATCH, "--max-length", LENGTH]
+def final_loss(recipe: str, model: Path, train: Path, validation: Path, out: Path) -> float:
+    """The loss on the validation rows after the steps."""
+    options: list[object] = ["--model", model, "--validation", validation, "--max-steps", STEPS, "--seed", 1]
+    options += ["--batch-size", BATCH, "--max-length", LENGTH]
     if recipe == BASELINE:
-        printed = run([ROOT / "bench" / "baseline.py", *how, "--train", train])
+        printed = run([ROOT / "bench" / "baseline.py", *options, "--train", train])
         return float(json.loads(printed.splitlines()[-1])["loss"])
-    words = [word for strategy in recipe.split() if strategy != "plain" for word in ("--use", strategy)]
+    use = [part for spec in recipe.split() if spec != "baseline" for part in ("--use", spec)]
     command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--learning-rate", 2e-5, "--data", train]
-    record = json.loads(run([*command, *how, "--out", f"{out}-{RECIPES.index(recipe)}", *words]))
+    record = json.loads(run([*command, *options, "--out", f"{out}-{RECIPES.index(recipe)}", *use]))
     return float(record["metrics"]["eval_loss"])
 
 

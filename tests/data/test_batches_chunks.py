@@ -1,4 +1,4 @@
-"""Rows cut into pieces of some tokens: never too many, and none cheaper."""
+"""Chunks: rows are partitioned within a token limit at the least cost, and hidden states survive the round trip."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from tightfit.ops.chunked_layer import join_hidden, split_hidden
 COST = 64
 
 
-def every_cut(lengths: list[int], tokens: int) -> list[list[Chunk]]:
+def every_partition(lengths: list[int], tokens: int) -> list[list[Chunk]]:
     rows = len(lengths)
-    cuts = [
+    partitions = [
         [Chunk(a, b, max(lengths[a:b])) for a, b in zip((0, *inner), (*inner, rows), strict=True)]
         for count in range(rows)
         for inner in combinations(range(1, rows), count)
     ]
-    return [cut for cut in cuts if all((p.end - p.start) * p.length <= tokens or p.end - p.start == 1 for p in cut)]
+    return [
+        chunks
+        for chunks in partitions
+        if all((c.end - c.start) * c.length <= tokens or c.end - c.start == 1 for c in chunks)
+    ]
 
 
 def cost(chunks: list[Chunk]) -> int:
@@ -30,32 +34,32 @@ def cost(chunks: list[Chunk]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_other_cut_is_cheaper(seed: int) -> None:
-    chance = np.random.default_rng(seed)
-    lengths = sorted((int(n) for n in chance.integers(3, 129, size=9)), reverse=True)
+def test_no_other_partition_costs_less(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    lengths = sorted((int(n) for n in generator.integers(3, 129, size=9)), reverse=True)
     for tokens in (100, 256, 512, 4096):
         found = partition_by_tokens(lengths, tokens)
-        possible = every_cut(lengths, tokens)
+        possible = every_partition(lengths, tokens)
         assert found in possible
-        assert cost(found) == min(cost(cut) for cut in possible)
+        assert cost(found) == min(cost(chunks) for chunks in possible)
 
 
-def test_equal_rows_make_full_pieces() -> None:
+def test_equal_rows_make_full_chunks() -> None:
     assert partition_by_tokens([128] * 32, 1024) == [Chunk(start, start + 8, 128) for start in range(0, 32, 8)]
     assert partition_by_tokens([500], 100) == [Chunk(0, 1, 500)]
 
 
-def test_states_and_their_gradients_come_back_as_they_were() -> None:
+def test_hidden_states_and_gradients_survive_split_and_join() -> None:
     chunks = [Chunk(0, 2, 5), Chunk(2, 3, 4), Chunk(3, 6, 2)]
-    states = torch.randn(6, 5, 3, dtype=torch.float64, requires_grad=True)
-    rooms = BufferPool()
-    parts = split_hidden(states, chunks, rooms)
+    hidden = torch.randn(6, 5, 3, dtype=torch.float64, requires_grad=True)
+    pool = BufferPool()
+    parts = split_hidden(hidden, chunks, pool)
     assert [tuple(part.shape) for part in parts] == [(2, 5, 3), (1, 4, 3), (3, 2, 3)]
     assert all(part.untyped_storage().nbytes() == part.numel() * 8 for part in parts)
-    whole = join_hidden(parts, chunks, 5, rooms)
+    joined = join_hidden(parts, chunks, 5, pool)
     used = torch.zeros(6, 5, 1)
     for chunk in chunks:
         used[chunk.start : chunk.end, : chunk.length] = 1
-    assert torch.equal(whole, states * used)
-    (whole**2).sum().backward()
-    assert torch.equal(states.grad, 2 * states.detach() * used)
+    assert torch.equal(joined, hidden * used)
+    (joined**2).sum().backward()
+    assert torch.equal(hidden.grad, 2 * hidden.detach() * used)

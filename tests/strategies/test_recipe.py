@@ -1,0 +1,64 @@
+"""Parsing of strategy specs, and the corrections for what people type from habit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tightfit.errors import RecipeError
+from tightfit.strategies import STRATEGIES
+from tightfit.strategies.recipe import Recipe, parse_strategy
+
+HABITS = {
+    "gradient-accumulation": "micro-batch:size=8",
+    "gradient_accumulation_steps": "micro-batch:size=8",
+    "gradient_accumulation_steps=4": "micro-batch:size=8",
+    "slice": "micro-batch:size=8",
+    "slice:size=4": "micro-batch:size=8",
+    "checkpoint": "gradient-checkpointing",
+    "checkpointing": "gradient-checkpointing",
+    "activation-checkpointing": "gradient-checkpointing",
+    "activation_checkpointing": "gradient-checkpointing",
+    "group_by_length": "length-bucketing",
+    "bucket": "length-bucketing",
+    "fp16": "mixed-precision",
+    "fp16=True": "mixed-precision",
+    "bf16": "mixed-precision",
+    "AMP": "mixed-precision",
+    "optim=adafactor": "adafactor",
+    "optim=adamw_bnb_8bit": "adamw-8bit",
+    "8bit": "adamw-8bit",
+    "adamw_8bit": "adamw-8bit",
+    "adamw_bnb_8bit": "adamw-8bit",
+}
+SPELLINGS = {
+    "gradient_checkpointing": "gradient-checkpointing",
+    "gradient_checkpointing:every=2": "gradient-checkpointing:every=2",
+    "micro_batch": "micro-batch:size=8",
+    "micro_batch:tokens=256": "micro-batch:tokens=256",
+    "LoRA:r=4": "lora:r=4",
+    "Freeze:pattern=*.LayerNorm.*": "freeze:pattern=*.LayerNorm.*",
+}
+
+
+@pytest.mark.parametrize(("typed", "spec"), [*HABITS.items(), *SPELLINGS.items()])
+def test_specs_typed_from_habit_are_rejected_with_a_spec_that_works(typed: str, spec: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        parse_strategy(typed)
+    assert str(error.value) == f"There is no strategy '{typed.partition(':')[0]}': use --use {spec}."
+    assert parse_strategy(spec).spec == spec
+
+
+def test_every_strategy_name_with_underscores_is_corrected() -> None:
+    for name in (name for name in STRATEGIES if "-" in name):
+        with pytest.raises(RecipeError, match=f"use --use {name}(:|\\.$)"):
+            parse_strategy(name.replace("-", "_"))
+
+
+def test_other_unknown_names_get_the_nearest_name_and_all_names() -> None:
+    with pytest.raises(RecipeError, match=r"There is no strategy 'adafacter': did you mean 'adafactor'\?.* max-length"):
+        parse_strategy("adafacter")
+
+
+def test_a_recipe_is_sorted_as_the_list_of_strategies() -> None:
+    specs = ["lora", "micro-batch:size=4", "adafactor"]
+    assert Recipe.parse(specs).specs == ["micro-batch:size=4", "adafactor", "lora"]
