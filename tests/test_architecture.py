@@ -27,7 +27,9 @@ LAYERS = (
 )
 ENTRY_POINTS = ("tightfit", "tightfit.__main__")  # the public names and the command, from any layer
 UPWARD = {("tightfit.display", "tightfit.report")}  # results render themselves, only when they are shown
-NEEDLESS_LAZY_IMPORTS = UPWARD
+NEEDLESS_LAZY_IMPORTS = UPWARD | {
+    ("tightfit.training.run", "tightfit.training.trainer"),  # transformers.Trainer takes seconds to import
+}
 LIGHT = (
     "tightfit.api",
     "tightfit.cli.app",
@@ -63,8 +65,8 @@ def test_imports_inside_functions_defer_a_heavy_library() -> None:
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_modules_of_the_command_line_import_no_heavy_library(module: str) -> None:
-    assert read_package().heavy_libraries(module) == set()
+def test_light_modules_import_at_most_numpy(module: str) -> None:
+    assert read_package().heavy_libraries(module) <= {"numpy"}
 
 
 def test_the_root_package_has_few_files() -> None:

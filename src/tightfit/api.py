@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightfit.comparison.comparison import Comparison, find_recipes
+from tightfit.comparison.runner import run_comparison
 from tightfit.device import Budget, find_device_or_gpu
 from tightfit.job import Job
 from tightfit.planning.constraints import Constraints
+from tightfit.report.model_card import write_card
 from tightfit.strategies.recipe import Recipe
 
 if TYPE_CHECKING:
-    from tightfit.comparison.comparison import Comparison
     from tightfit.planning.plan import Plan
     from tightfit.runs.record import Run
     from tightfit.simulation.estimate import Estimate
@@ -93,7 +95,6 @@ def train(
     With `preflight`, the largest batches, a save and a load are tried before the first step.
     With `measure_only`, evaluation runs its largest batch only: enough to measure memory and time, not quality.
     """
-    from tightfit.report.model_card import write_card
     from tightfit.report.progress import Terminal
     from tightfit.training.run import run_job
 
@@ -134,8 +135,6 @@ def compare(
     trained for `steps` steps, or with `full` to the end of the job, once per seed. Calling it again continues an
     interrupted comparison.
     """
-    from tightfit.comparison.comparison import find_recipes
-    from tightfit.comparison.runner import run_comparison
     from tightfit.report.progress import Terminal
 
     return run_comparison(

@@ -22,6 +22,7 @@ from tightfit.device import Device, find_device
 from tightfit.engine.oom import release_memory_on_error
 from tightfit.errors import DataError, ModelError, OutputError
 from tightfit.files import atomic_file
+from tightfit.models import load_config, load_model, load_tokenizer
 from tightfit.runs.record import Run, load_run
 from tightfit.tasks import find_task
 from tightfit.training.memory_limit import limit_memory
@@ -129,8 +130,6 @@ def load_rows_for(
 
 
 def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    from tightfit.models import load_config, load_model, load_tokenizer
-
     folder = Path(run.folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"'{folder}' holds no trained model: its run did not finish. Continue it with train --resume.")

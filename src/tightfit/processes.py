@@ -1,4 +1,4 @@
-"""Processes: usable CPUs, work in a forked process, and workers in a fresh process."""
+"""Work in other processes: forked ones that inherit what is loaded, and fresh ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import IO, Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar
 
 from tightfit.errors import RunFailed
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 _POLL_SECONDS = 0.5
+_MAX_FORKS = 4
 
 
 def usable_cpus() -> int:
@@ -76,6 +81,65 @@ def _child_main(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...
         pipe.send(work(*args))
     except Exception as error:
         pipe.send(error)
+
+
+class Prefetch(Generic[T]):
+    """Work that was started in a forked process, to be collected later."""
+
+    def __init__(self, work: Callable[..., T], *args: Any) -> None:
+        self._receiver, sender = multiprocessing.Pipe(duplex=False)
+        fork = multiprocessing.get_context("fork")
+        fork.Process(target=_silent_child_main, args=(sender, work, args), daemon=True).start()
+        sender.close()
+
+    def result(self) -> T | None:
+        """Wait for the result; None if the work failed or its process died."""
+        try:
+            with self._receiver:
+                result: T | None = self._receiver.recv()
+        except (EOFError, OSError):
+            return None
+        return result
+
+    def cancel(self) -> None:
+        """Do not wait; the process ends when it fails to send its result."""
+        self._receiver.close()
+
+
+def _silent_child_main(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """stdout and stderr belong to the parent, which does the work again if it failed here and reports the error."""
+    with Path(os.devnull).open("w") as devnull:
+        for stream in (1, 2):
+            os.dup2(devnull.fileno(), stream)
+    try:
+        pipe.send(work(*args))
+    except Exception:
+        pipe.send(None)
+
+
+_inherited: Callable[[Any], Any] | None = None
+
+
+def map_in_forks(work: Callable[[Item], T], items: Sequence[Item]) -> Iterator[tuple[Item, T]]:
+    """Yield every item with its result, computed in parallel; stops early if a process dies.
+
+    The processes inherit `work` and everything it refers to; only items and results are pickled.
+    """
+    global _inherited
+    _inherited = work
+    try:
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(min(usable_cpus(), _MAX_FORKS), fork, initializer=use_one_thread) as pool:
+            yield from zip(items, pool.map(_call_inherited, items), strict=True)
+    except (BrokenProcessPool, OSError):
+        return
+    finally:
+        _inherited = None
+
+
+def _call_inherited(item: Any) -> Any:
+    assert _inherited is not None
+    return _inherited(item)
 
 
 # Fresh processes, whose memory holds nothing of an earlier task

@@ -293,8 +293,8 @@ def test_resume_rejects_changes_of_the_run(run: Run, tiny_model: Path, reviews: 
     assert run(*train, "--json")[0] == 0
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     expect_rejected(run(*train, "--resume", "--seed", 1), "seed is 1 and was 42", None)
-    expect_rejected(run(*train, "--resume", "--use", "adafactor"), "the recipe was 'plain' and is 'adafactor'", None)
-    expect_rejected(run(*train, "--resume", "--use", "freeze"), "the recipe was 'plain' and is 'freeze'", None)
+    expect_rejected(run(*train, "--resume", "--use", "adafactor"), "the recipe was 'baseline' and is 'adafactor'", None)
+    expect_rejected(run(*train, "--resume", "--use", "freeze"), "the recipe was 'baseline' and is 'freeze'", None)
     code, _, err = run(*train, "--resume")
     assert code == 0
     assert "is finished" in err

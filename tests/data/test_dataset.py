@@ -73,7 +73,7 @@ dataset.start_prefetch(job)
 pending = dict(dataset._pending)
 dataset.cancel_prefetch(job)
 dataset.read_stats = lambda job: "read here"
-print(len(pending), all(pipe.closed for pipe in pending.values()), dataset.prefetched_stats(job))
+print(len(pending), all(prefetch._receiver.closed for prefetch in pending.values()), dataset.prefetched_stats(job))
 """
 
 

@@ -1,4 +1,4 @@
-"""Golden estimates: bytes and operations of many recipes, to prove that a change alters none of them.
+"""Golden estimates: memory and op counts of many recipes, to prove that a change alters none of them.
 
-`python -m golden` (with tests/ on the path) writes them anew.
+`python -m golden` (with tests/ on the path) regenerates them.
 """

@@ -1,4 +1,4 @@
-"""Writes the golden estimates anew."""
+"""Regenerates the golden estimates."""
 
 from golden.estimates import write
 

@@ -164,7 +164,7 @@ class BadInputs:
         def check() -> bool:
             run = self._copy()
             change(run)
-            return call([run if word is _RUN else word for word in arguments]).is_clean_error
+            return call([run if argument is _RUN else argument for argument in arguments]).is_clean_error
 
         return check
 

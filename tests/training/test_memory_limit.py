@@ -73,7 +73,7 @@ def test_headroom_in_a_container_comes_from_its_cgroup(
     monkeypatch.setattr(system, "_cgroup_dirs", lambda: [tmp_path])
     assert list(system.cgroup_headroom()) == [(1000 * MIB, 400 * MIB)]
     assert memory_limit.headroom() == 400 * MIB - memory_limit._RESERVE
-    monkeypatch.setattr(memory_limit, "proc_status", lambda field: 300 * MIB)
+    monkeypatch.setattr(memory_limit, "proc_status", lambda field, default=None: 300 * MIB)
     assert memory_limit.headroom(1000 * MIB) == 400 * MIB, "a container sized for the budget is used completely"
     assert memory_limit.headroom(900 * MIB) == 300 * MIB
     assert memory_limit.headroom(1000 * MIB + 3276) == 400 * MIB, "the kernel rounds its limit down to whole pages"
@@ -88,7 +88,7 @@ def test_swapping_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     swap = memory_limit._SwapMonitor(messages.append)
     swap.check()
-    monkeypatch.setattr(memory_limit, "proc_status", lambda field: 1 << 30)
+    monkeypatch.setattr(memory_limit, "proc_status", lambda field, default=None: 1 << 30)
     swap.check()
     swap.check()
     assert len(messages) == 1

@@ -149,9 +149,9 @@ def test_newly_allocated_state_is_dropped() -> None:
     optimizer.step()
 
 
-def recovery_of(*words: str) -> tuple[Recovery, torch.optim.Optimizer, list[str]]:
+def recovery_of(*specs: str) -> tuple[Recovery, torch.optim.Optimizer, list[str]]:
     messages: list[str] = []
-    parts = parts_of(*words)
+    parts = parts_of(*specs)
     recovery = Recovery(parts, messages.append)
     recovery._current_shape = (8, 24)
     return recovery, torch.optim.AdamW(parts.model.parameters(), lr=0.1), messages

@@ -56,13 +56,13 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(workspace: Workspace, recipe: str) -> None:
     """Dropout on, and a pre-flight after the resume as well as before the first step."""
-    whole, stopped = f"{recipe} uninterrupted", f"{recipe} stopped"
-    expected = workspace.train(whole, RECIPES[recipe])
+    uninterrupted, stopped = f"{recipe} uninterrupted", f"{recipe} stopped"
+    expected = workspace.train(uninterrupted, RECIPES[recipe])
     stop(workspace, stopped, RECIPES[recipe])
     found = workspace.train(stopped, RECIPES[recipe], resume=True)
     assert losses(found) == losses(expected)
     assert found.steps == expected.steps
-    assert same_bits(workspace.weights(stopped), workspace.weights(whole))
+    assert same_bits(workspace.weights(stopped), workspace.weights(uninterrupted))
 
 
 def test_a_resumed_run_has_a_preflight(workspace: Workspace) -> None:

@@ -339,15 +339,15 @@ def test_a_run_killed_within_an_epoch_resumes_from_the_epoch_before(
     from tightfit.training import trainer
 
     job = job_of(tiny_model, reviews, epochs=3)
-    whole = train(job, out=tmp_path / "whole", device="cpu", quiet=True)
+    uninterrupted = train(job, out=tmp_path / "uninterrupted", device="cpu", quiet=True)
     with monkeypatch.context() as patched:
         patched.setattr(trainer, "run_micro_batches", interrupting(trainer.run_micro_batches, at=17))
         with pytest.raises(KeyboardInterrupt):
-            train(job, out=tmp_path / "cut", device="cpu", quiet=True)
-    again = train(job, out=tmp_path / "cut", device="cpu", resume=True, quiet=True)
-    assert again.steps == whole.steps
-    assert again.metrics["eval_f1"] == whole.metrics["eval_f1"]
-    found, expected = weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole")
+            train(job, out=tmp_path / "stopped", device="cpu", quiet=True)
+    again = train(job, out=tmp_path / "stopped", device="cpu", resume=True, quiet=True)
+    assert again.steps == uninterrupted.steps
+    assert again.metrics["eval_f1"] == uninterrupted.metrics["eval_f1"]
+    found, expected = weights_of(tmp_path / "stopped"), weights_of(tmp_path / "uninterrupted")
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
 
@@ -469,10 +469,10 @@ def test_a_full_disk_is_rejected_before_the_run(
 def test_the_model_card_has_metadata_for_the_hub(trained: Path) -> None:
     from huggingface_hub import ModelCard
 
-    card = ModelCard.load(trained / "README.md")
-    assert card.data.pipeline_tag == "text-classification"
-    assert card.data.eval_results[0].metric_type == "f1"
-    assert "micro-batch:size=4" in card.content
+    model_card = ModelCard.load(trained / "README.md")
+    assert model_card.data.pipeline_tag == "text-classification"
+    assert model_card.data.eval_results[0].metric_type == "f1"
+    assert "micro-batch:size=4" in model_card.content
 
 
 def test_tensorboard_events_are_written(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
@@ -495,14 +495,14 @@ def test_optimizer_in_backward_saves_and_resumes(
         "max_length": 32,
         "learning_rate": 5e-3,
     }
-    whole = train(Job(**settings, epochs=3), specs, out=tmp_path / "whole", device="cpu", quiet=True)
-    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    uninterrupted = train(Job(**settings, epochs=3), specs, out=tmp_path / "uninterrupted", device="cpu", quiet=True)
+    shutil.copytree(tmp_path / "uninterrupted", tmp_path / "again")
     _, *later = sorted((tmp_path / "again").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     for checkpoint in later:
         shutil.rmtree(checkpoint)
     (tmp_path / "again" / "run.json").unlink()
     again = train(Job(**settings, epochs=3), specs, out=tmp_path / "again", device="cpu", quiet=True, resume=True)
-    assert again.metrics["eval_loss"] == whole.metrics["eval_loss"]
-    assert again.steps == whole.steps
-    one, other = (weights_of(tmp_path / name) for name in ("whole", "again"))
+    assert again.metrics["eval_loss"] == uninterrupted.metrics["eval_loss"]
+    assert again.steps == uninterrupted.steps
+    one, other = (weights_of(tmp_path / name) for name in ("uninterrupted", "again"))
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -14,8 +14,10 @@ import typer
 
 from tightfit.cli.options import build_job, setting, with_job_settings
 from tightfit.cli.startup import exit_with_message, fast_exit, slim_process
+from tightfit.demo import demo_job, free_folder
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
+from tightfit.runs.record import load_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -318,7 +320,6 @@ def strategies(as_json: AsJson = False) -> None:
 def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"), as_json: AsJson = False) -> None:
     """Train on bundled hotel reviews, offline, in about a minute."""
     from tightfit.api import train as run_training
-    from tightfit.demo import demo_job, free_folder
 
     job, folder = demo_job(), free_folder(out)
     run = run_training(job, ["micro-batch:size=8"], out=folder, device="cpu", quiet=as_json)
@@ -449,7 +450,6 @@ def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool
     from tightfit.inference import predict as run_prediction
     from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_predictions
-    from tightfit.runs.record import load_run
 
     paired = len(load_run(run).data.text_columns) == 2
     if paired and len(texts) % 2:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.cli.startup import exit_with_message, slim_process
+from tightfit.device import find_device
 from tightfit.job import Job
 
 
@@ -27,7 +28,6 @@ def main() -> None:
 
 def predict_recipes(job: Job, recipes: list[list[str]], device: str | None) -> list[dict[str, Any]]:
     """Memory and time of every recipe; the reason if it is rejected, nothing if it cannot be simulated."""
-    from tightfit.device import find_device
     from tightfit.planning.planner import Planner
     from tightfit.strategies.recipe import Recipe
 

@@ -6,11 +6,8 @@ forked process meanwhile. Without fork or a second core, the data is read when i
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tightfit.data.rows import Columns, Labels, Rows, find_labels, load_rows, unknown_label_notes
@@ -18,7 +15,8 @@ from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import token_lengths
 from tightfit.errors import DataError
 from tightfit.job import Job
-from tightfit.processes import usable_cpus
+from tightfit.models import load_tokenizer
+from tightfit.processes import Prefetch, usable_cpus
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,6 @@ class DataStats:
 
 def read_stats(job: Job) -> DataStats:
     """Read the rows and count their tokens."""
-    from tightfit.models import load_tokenizer
-
     data, tokenizer = read_data(job), load_tokenizer(job.model)
     train, validation = (
         token_lengths(rows, tokenizer, job.max_length) for rows in (data.split.train, data.split.validation)
@@ -85,47 +81,29 @@ def _rows_note(rows: Rows, split: Split, labels: Labels) -> str:
 # Prefetch
 
 
-_pending: dict[Job, Connection] = {}
+_pending: dict[Job, Prefetch[DataStats]] = {}
 
 
 def start_prefetch(job: Job) -> None:
     """Start reading in a forked process, unless torch is imported: the fork stays small and copies no locks."""
     if "torch" in sys.modules or usable_cpus() < 2 or not Path(job.data).is_file():
         return
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    process = multiprocessing.get_context("fork").Process(target=_send_stats, args=(job, sender), daemon=True)
-    process.start()
-    sender.close()
-    _pending[job] = receiver
+    _pending[job] = Prefetch(_read_stats_without_torch, job)
 
 
 def prefetched_stats(job: Job) -> DataStats:
     """The prefetched statistics; read here if nothing was prefetched or that failed, so that errors are raised here."""
-    receiver = _pending.pop(job, None)
-    if receiver is None:
-        return read_stats(job)
-    try:
-        with receiver:
-            stats: DataStats | None = receiver.recv()
-    except (EOFError, OSError):
-        stats = None
-    return stats if stats is not None else read_stats(job)
+    prefetch = _pending.pop(job, None)
+    return (prefetch.result() if prefetch else None) or read_stats(job)
 
 
 def cancel_prefetch(job: Job) -> None:
-    """Drop an unused prefetch: the file may have changed by the next call."""
-    receiver = _pending.pop(job, None)
-    if receiver is not None:
-        receiver.close()
+    """Forget a prefetch that was not collected."""
+    if prefetch := _pending.pop(job, None):
+        prefetch.cancel()
 
 
-def _send_stats(job: Job, sender: Connection) -> None:
-    # The parent owns stdout and stderr: nothing is printed here.
-    with Path(os.devnull).open("w") as devnull:
-        for stream in (1, 2):
-            os.dup2(devnull.fileno(), stream)
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # slow to import, and tokenizers do not need it
-    try:
-        sender.send(read_stats(job))
-    except Exception:
-        sender.send(None)
+def _read_stats_without_torch(job: Job) -> DataStats:
+    """In the forked process: tokenizers do not need torch, and it takes seconds to import."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    return read_stats(job)

@@ -14,10 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tightfit.data.rows import Labels
 from tightfit.device import Device
 from tightfit.errors import BadInput
 from tightfit.job import Job
+from tightfit.models import load_config
 from tightfit.simulation.estimate import Estimate
+from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes
 
@@ -206,10 +209,7 @@ def _edits(now: ScriptArgs, device: Device) -> Iterator[tuple[str, ScriptArgs]]:
 
 def _estimate(settings: ScriptArgs, device: Device) -> Estimate:
     """The estimate with every text at the maximum length, since a script does not tell how long its data is."""
-    from tightfit.data.rows import Labels
-    from tightfit.models import load_config
     from tightfit.simulation.simulation import Simulation, SimulationSetup
-    from tightfit.simulation.worst_case import Lengths
 
     assert settings.model is not None
     job = Job(model=settings.model, data="none", batch_size=settings.batch, max_length=settings.max_length)

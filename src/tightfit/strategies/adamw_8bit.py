@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.ops.fake import real_tensors
 from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
@@ -47,8 +48,6 @@ class AdamW8Bit(Strategy):
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         """Build the optimizer over parameter groups."""
-        from tightfit.ops.fake import real_tensors
-
         with real_tensors():  # a library's own constants are not part of a simulation
             self.import_requirements()
             from tightfit.optimizers.adamw_8bit import AdamW8

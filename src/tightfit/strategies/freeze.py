@@ -40,7 +40,7 @@ class Freeze(Strategy):
     name: ClassVar[str] = "freeze"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.DIFFERENT
-    summary: ClassVar[str] = "leaves the encoder, its first layers, the embeddings or parameters by name untrained"
+    summary: ClassVar[str] = "freezes the encoder, its first layers, the embeddings or parameters by name"
 
     encoder: bool | None = None
     """Everything but the new head; the default if nothing else is named."""

@@ -17,6 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
+from tightfit.ops.lora import LoraAdapter, find_targets, uses_conv1d
 from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 from tightfit.units import format_count
@@ -51,8 +52,6 @@ class Lora(Strategy):
     def apply(self, parts: Parts) -> Parts:
         self.import_requirements()
         from peft import LoraConfig
-
-        from tightfit.ops.lora import LoraAdapter, find_targets, uses_conv1d
 
         model = parts.model
         targets = self._named_targets(model) if self.targets else find_targets(model)

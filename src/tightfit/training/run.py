@@ -26,6 +26,8 @@ from tightfit.errors import BadInput, DoesNotFit, OutOfMemory, PreflightFailed, 
 from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
 from tightfit.optional_imports import allow_imports
+from tightfit.planning.constraints import Constraints
+from tightfit.planning.select import Selector
 from tightfit.runs.folder import (
     JOB_FILE,
     check_run_folder,
@@ -62,9 +64,7 @@ if TYPE_CHECKING:
 
     from tightfit.data.batches import Batch
     from tightfit.ops.lora import LoraAdapter
-    from tightfit.planning.select import Selector
     from tightfit.training.trainer import Trainer
-
 
 ProgressFn = Callable[[int, int], None]
 """Called with the rows done and the rows in total."""
@@ -143,9 +143,6 @@ def _recipe_for_resume(folder: Path, given: Recipe, terminal: Listener, *, plann
 def _selector(
     limit: Budget, constraints: tuple[Sequence[str], Sequence[str], str], planned: Sequence[str] | None
 ) -> Selector:
-    from tightfit.planning.constraints import Constraints
-    from tightfit.planning.select import Selector
-
     return Selector(limit, Constraints.of(*constraints), None if planned is None else Recipe.parse(planned))
 
 
