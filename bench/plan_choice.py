@@ -42,7 +42,7 @@ from tightfit.device import find_device
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.processes import run_worker
-from tightfit.simulation.estimate import PROCESS_NOISE, accuracy_on
+from tightfit.simulation.accuracy import PROCESS_NOISE, accuracy_on
 from tightfit.timing.cpu_load import CpuShare
 from tightfit.units import parse_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tightfit import Job
 from tightfit.device import find_device
-from tightfit.simulation.simulation import Simulation
+from tightfit.simulation.job_simulation import Simulation
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe

@@ -23,8 +23,8 @@ from tightfit.engine.meter import meter_for
 from tightfit.engine.step import run_micro_batches, weighted_micro_batches
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import tune_malloc
-from tightfit.training.callbacks import StepTimer
 from tightfit.training.setup import prepare, training_arguments
+from tightfit.training.step_timer import StepTimer
 from tightfit.training.trainer import Trainer
 
 RECORD = Path(__file__).resolve().parent.parent / "records" / "step.json"

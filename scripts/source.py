@@ -39,7 +39,7 @@ def strategy_rows() -> list[Any]:
 
 def strings(language: str) -> Any:
     """The report's strings: names of kinds and phases, descriptions of strategies."""
-    from tightfit.report.i18n import Strings
+    from tightfit.report.i18n.strings import Strings
 
     return Strings.of(language)
 

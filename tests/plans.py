@@ -10,11 +10,11 @@ from heads import small_config
 from parts import CPU
 
 from tightfit import Job
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import Budget, Device
 from tightfit.planning.planner import Planner
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_16BIT, MATMUL_BYTES
-from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.timing import Rates, StepTime
 

@@ -60,7 +60,7 @@ def estimate(
         return estimate_loop(job, where)
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
 
-    from tightfit.simulation.simulation import Simulation, trace_in_parallel
+    from tightfit.simulation.job_simulation import Simulation, trace_in_parallel
 
     recipe.import_requirements()
     simulation = Simulation.of(job, where, probe=probe)

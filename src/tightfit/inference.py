@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tightfit.data.batches import RowLimits
+from tightfit.data.labels import Labels, unknown_label_notes
 from tightfit.data.row_file import RowFile, store_rows
-from tightfit.data.rows import Labels, Rows, clean, load_rows, unknown_label_notes
+from tightfit.data.rows import Rows, clean, load_rows
 from tightfit.data.sources import Source, find_sources
 from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens, encode

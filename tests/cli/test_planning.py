@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tightfit import Budget, DoesNotFit, Job, Plan, plan, train
-from tightfit.data.rows import Columns
+from tightfit.data.columns import Columns
 from tightfit.errors import BadInput, PreflightFailed
 from tightfit.planning.export import columns_of, unexportable_reason
 from tightfit.planning.select import Selector

@@ -30,7 +30,7 @@ from tightfit.errors import BadInput, OutputError, TightfitError
 from tightfit.processes import WorkerResult, run_worker
 from tightfit.report.charts import comparison_chart
 from tightfit.report.comparison import comparison_as_html, comparison_as_markdown, write_comparison
-from tightfit.report.i18n import LANGUAGES, Strings
+from tightfit.report.i18n.strings import LANGUAGES, Strings
 from tightfit.timing import calibrate
 
 Tasks = list[dict[str, Any]]

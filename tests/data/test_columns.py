@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.data.rows import Columns, find_columns
+from tightfit.data.columns import Columns, find_columns
 from tightfit.errors import DataError
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tightfit.data import row_file
-from tightfit.data.rows import find_labels, load_rows
+from tightfit.data.labels import find_labels
+from tightfit.data.rows import load_rows
 from tightfit.errors import DataError
 
 

@@ -15,11 +15,11 @@ from heads import small_config
 from parts import CPU
 
 from tightfit import Job
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import GPUS, Device
 from tightfit.errors import RecipeError
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.op_counts import OpCounts
-from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.recipe import Recipe
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import OPTConfig, OPTForSequenceClassification
 
-from tightfit.ops.chunked_linear import DeferredNorm, NormNotLast, PendingNorm, find_last_norm
+from tightfit.ops.deferred_norm import DeferredNorm, NormNotLast, PendingNorm, find_last_norm
 
 LAYERS, CHUNKS = 3, 4
 

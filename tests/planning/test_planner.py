@@ -22,8 +22,8 @@ from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
 from tightfit.planning.select import Selector
-from tightfit.simulation.estimate import PROCESS_NOISE
-from tightfit.simulation.simulation import SimulationSetup
+from tightfit.simulation.accuracy import PROCESS_NOISE
+from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result
 from tightfit.strategies.recipe import Recipe

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from tightfit import Job, load_run, train
 from tightfit.errors import BadInput, OutputError, RunFailed, TightfitError
 from tightfit.report.html import report_page, write_report
-from tightfit.report.i18n import LANGUAGES, Strings
+from tightfit.report.i18n.strings import LANGUAGES, Strings
 from tightfit.runs.folder import read_run_folder
 from tightfit.runs.header import load_header
 from tightfit.strategies import STRATEGIES
@@ -222,7 +222,7 @@ def test_run_record_without_a_required_field_is_rejected(trained: Path, tmp_path
 def test_report_without_a_prediction(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightfit.simulation.simulation import Simulation
+    from tightfit.simulation.job_simulation import Simulation
 
     monkeypatch.setattr(Simulation, "estimate", lambda *_: 1 // 0)
     job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32, max_steps=2)

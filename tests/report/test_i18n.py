@@ -8,7 +8,7 @@ import string
 import pytest
 
 from tightfit.errors import BadInput
-from tightfit.report.i18n import Strings, en, zh
+from tightfit.report.i18n.strings import Strings, en, zh
 from tightfit.simulation.estimate import PHASES
 from tightfit.simulation.worst_case import WorstShapes
 from tightfit.strategies import STRATEGIES

@@ -11,12 +11,12 @@ from heads import CONFIGS, small_config
 from parts import CPU
 
 from tightfit import Job
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import Device, find_gpu
 from tightfit.simulation.estimate import phases_of
+from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.simulation.scaling import constant_sizes
 from tightfit.simulation.simulate import BatchShapes, TracedTraining
-from tightfit.simulation.simulation import SimulationSetup
 from tightfit.simulation.timeline import Timeline
 from tightfit.strategies.recipe import Recipe
 

@@ -12,12 +12,12 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertLMHeadModel
 
 from tightfit import Job
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import GPUS
 from tightfit.simulation.estimate import Estimate
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.kernels import kernels_of, scratch_on
 from tightfit.simulation.own_loop import estimate_loop
-from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.simulation.worst_case import Lengths

@@ -13,11 +13,11 @@ from rich.console import Console
 from transformers import BertConfig, BertForSequenceClassification
 
 from tightfit import Job
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import GPUS
 from tightfit.report.terminal import show_estimate
 from tightfit.simulation.estimate import Estimate
-from tightfit.simulation.simulation import Simulation, SimulationSetup
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.recipe import Recipe

@@ -11,8 +11,8 @@ from simulation.test_depth import make_setup
 from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
 from tightfit.device import GPUS, Device
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.profile import StepProfile
-from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.tracer import wildcard_layer
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.base import MemoryKind

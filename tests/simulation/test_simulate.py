@@ -13,12 +13,12 @@ from heads import CONFIGS, DROPOUT, small_config
 from parts import CPU, skip_unless_installed
 
 from tightfit import Job
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.simulation.estimate import PHASES, phases_of
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.op_counts import OpCounts
 from tightfit.simulation.scaling import NotExtrapolable, constant_sizes
 from tightfit.simulation.simulate import BatchShapes, trace_training
-from tightfit.simulation.simulation import Simulation, SimulationSetup
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.base import MemoryKind

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.cli.planning import planned_recipe
-from tightfit.data.rows import find_labels, load_rows
+from tightfit.data.labels import find_labels
+from tightfit.data.rows import load_rows
 from tightfit.data.split import split_rows
 from tightfit.errors import TightfitError
 from tightfit.job import Job, read_job_file

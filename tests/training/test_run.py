@@ -140,7 +140,7 @@ def test_the_predicted_peak_of_a_fresh_process_matches_the_measured_one(
 def test_a_model_that_cannot_be_simulated_is_trained(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tightfit.simulation.simulation import Simulation
+    from tightfit.simulation.job_simulation import Simulation
 
     def fail(*args: Any) -> None:
         raise RuntimeError("an operation without a shape")
@@ -437,7 +437,7 @@ def test_a_run_can_be_used_from_another_folder(
 
 def test_the_padding_token_is_that_of_the_tokenizer(tiny_model: Path, reviews: Path) -> None:
     """With another one in the config a decoder would classify a text at the wrong token."""
-    from tightfit.data.rows import Labels
+    from tightfit.data.labels import Labels
     from tightfit.device import find_device
     from tightfit.engine.assembly import assemble
     from tightfit.models import load_tokenizer

@@ -184,7 +184,7 @@ def compare(
 
     from tightfit.api import compare as run_comparison
     from tightfit.report.comparison import show_comparison, write_comparison
-    from tightfit.report.i18n import Strings
+    from tightfit.report.i18n.strings import Strings
 
     Strings.of(lang)  # reject an unknown language before hours of work
     comparison = run_comparison(

@@ -8,7 +8,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from tightfit.comparison.comparison import FILE, Comparison, ComparisonRow, Measurement, RowPrediction, load_comparison
+from tightfit.comparison.comparison import (
+    FILE,
+    Comparison,
+    ComparisonRow,
+    Measurement,
+    RowPrediction,
+    load_comparison,
+)
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, OutputError, RunFailed
 from tightfit.job import Job

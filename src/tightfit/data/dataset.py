@@ -10,7 +10,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tightfit.data.rows import Columns, Labels, Rows, find_labels, load_rows, unknown_label_notes
+from tightfit.data.columns import Columns
+from tightfit.data.labels import Labels, find_labels, unknown_label_notes
+from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
 from tightfit.data.tokens import token_lengths
 from tightfit.errors import DataError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
-from tightfit.data.rows import Labels
 from tightfit.errors import BadInput
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import decay_parameter_names
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError
 from tightfit.job import Job

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import BadInput
 from tightfit.job import Job
@@ -209,7 +209,7 @@ def _edits(now: ScriptArgs, device: Device) -> Iterator[tuple[str, ScriptArgs]]:
 
 def _estimate(settings: ScriptArgs, device: Device) -> Estimate:
     """The estimate with every text at the maximum length, since a script does not tell how long its data is."""
-    from tightfit.simulation.simulation import Simulation, SimulationSetup
+    from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 
     assert settings.model is not None
     job = Job(model=settings.model, data="none", batch_size=settings.batch, max_length=settings.max_length)

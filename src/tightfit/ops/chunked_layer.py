@@ -17,15 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from tightfit.data.batches import Chunk, RowLimits, partition_by_tokens
 from tightfit.errors import RecipeError
 from tightfit.ops.buffer_pool import BufferPool
-from tightfit.ops.chunked_linear import (
-    AccumulatingLinear,
-    DeferredNorm,
-    NormNotLast,
-    PendingNorm,
-    accumulate_in_place,
-    find_last_norm,
-)
+from tightfit.ops.deferred_norm import DeferredNorm, NormNotLast, PendingNorm, find_last_norm
 from tightfit.ops.fake import is_fake
+from tightfit.ops.grad_accumulation import AccumulatingLinear, accumulate_in_place
 
 
 def chunk_layers(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from tightfit.data.columns import Columns, find_columns
 from tightfit.data.readers import detect_encoding
-from tightfit.data.rows import Columns, find_columns
 from tightfit.data.sources import find_sources
 from tightfit.device import Budget
 from tightfit.errors import DoesNotFit

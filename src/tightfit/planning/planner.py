@@ -15,9 +15,17 @@ from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
 from tightfit.planning.candidates import candidates, last_resorts, result_changing
 from tightfit.planning.constraints import Constraints
-from tightfit.planning.plan import CandidateEstimate, Option, Plan, length_advice, reasons_for, rejections, suggestions
+from tightfit.planning.plan import (
+    CandidateEstimate,
+    Option,
+    Plan,
+    length_advice,
+    reasons_for,
+    rejections,
+    suggestions,
+)
+from tightfit.simulation.job_simulation import Simulation, modified_times, trace_in_parallel
 from tightfit.simulation.process_size import process_size_note
-from tightfit.simulation.simulation import Simulation, modified_times, trace_in_parallel
 from tightfit.strategies.base import Result, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, step_time_on

@@ -9,7 +9,7 @@ from tightfit.device import Budget
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.planner import Planner
 from tightfit.processes import run_in_fork
-from tightfit.simulation.simulation import Simulation, SimulationSetup
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import step_time_on

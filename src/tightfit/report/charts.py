@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from tightfit.comparison.comparison import Comparison, ComparisonRow, kinds_of
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.strategies.base import MemoryKind
 from tightfit.units import format_bytes
 

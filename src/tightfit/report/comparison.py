@@ -15,7 +15,7 @@ from tightfit.comparison.comparison import KINDS, Comparison, ComparisonRow, kin
 from tightfit.files import atomic_write
 from tightfit.report.charts import COLOURS, as_png, as_svg, comparison_chart
 from tightfit.report.html import page
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.units import format_bytes
 
 _BAR, _WIDTH = 16, 120

@@ -21,7 +21,7 @@ from tightfit.report.charts import (
     series,
     timeline,
 )
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.strategies.base import MemoryKind
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import atomic_write
 from tightfit.report import figures, sections
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.report.suggestions import suggestions
 from tightfit.runs.folder import RunView, read_run_folder
 from tightfit.runs.header import load_header

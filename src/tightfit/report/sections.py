@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.runs.header import LengthStats
 from tightfit.units import format_bytes, format_count

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.planning.plan import Option, Plan
-from tightfit.report.i18n import Strings
+from tightfit.report.i18n.strings import Strings
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES

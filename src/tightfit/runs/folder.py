@@ -10,19 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tightfit.data.split import FOLDER, Split, load_split
+from tightfit.data.split import FOLDER
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import is_stale
 from tightfit.job import Job, read_job_file
 from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.header import RunHeader, load_header
 from tightfit.runs.record import FILE, DataSummary, Run, load_run
-from tightfit.strategies.base import Result
-from tightfit.strategies.recipe import Recipe
 
 JOB_FILE = "job.yaml"
 MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what transformers does not save
-_CHANGEABLE = ("epochs", "max_steps")  # by a resumed run
 
 
 def check_run_folder(folder: Path, resume: bool) -> None:
@@ -51,61 +48,6 @@ def discard_start(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def recipe_for_resume(folder: Path, given: Recipe, *, planned: bool) -> Recipe:
-    """Under a budget a run keeps its own recipe, if that was planned or contains all the given strategies."""
-    own = Recipe.parse(read_job_file(folder / JOB_FILE)[1])
-    return own if planned or set(given.specs) <= set(own.specs) else given
-
-
-def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
-    """Reject a job or recipe other than the folder's; return the record if there is nothing left to do."""
-    values, specs = read_job_file(folder / JOB_FILE)
-    before = Job(**values)
-    for name in Job.model_fields:
-        if name not in _CHANGEABLE and getattr(job, name) != getattr(before, name):
-            raise BadInput(
-                f"--resume continues the same job, but {name.replace('_', '-')} is {getattr(job, name)!r} and was "
-                f"{getattr(before, name)!r}: leave it out, or start another run with another --out."
-            )
-    _check_same_recipe(recipe, Recipe.parse(specs))
-    if not (folder / FILE).is_file():
-        return None
-    run = load_run(folder)  # may be of fewer epochs: a run that continues keeps its old record until it has finished
-    return run if all(getattr(job, name) == getattr(run.job, name) for name in _CHANGEABLE) else None
-
-
-def check_same_rows(folder: Path, split: Split) -> None:
-    """Training rows must not become validation rows."""
-    if not load_split(folder).matches(split):
-        raise BadInput(
-            f"The data has changed since the run in '{folder}' started: start another run with another --out."
-        )
-
-
-def check_steps_left(checkpoint: Path, steps: int) -> None:
-    """Steps that were trained cannot be undone."""
-    done = step_of(checkpoint)
-    if done > steps:
-        raise BadInput(
-            f"{checkpoint} is at step {done:,} and this training has only {steps:,} steps: give more --epochs or "
-            "--max-steps, or start another run with another --out."
-        )
-
-
-def _check_same_recipe(now: Recipe, before: Recipe) -> None:
-    """How a step is computed may change; what is trained and by which optimizer may not."""
-    if _result_changing(now) != _result_changing(before):
-        raise BadInput(
-            f"--resume cannot change what is trained: the recipe was '{' '.join(before.specs) or 'baseline'}' and is "
-            f"'{' '.join(now.specs) or 'baseline'}'. Strategies that keep the result may be added or removed, except "
-            "optimizers."
-        )
-
-
-def _result_changing(recipe: Recipe) -> list[str]:
-    return [s.spec for s in recipe.strategies if s.result is not Result.SAME or s.exclusive == "optimizer"]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

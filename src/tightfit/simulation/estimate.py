@@ -2,42 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tightfit.device import Device
 from tightfit.display import HTMLDisplay
+from tightfit.simulation.accuracy import PROCESS_NOISE, accuracy_on
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
 from tightfit.simulation.scaling import Array, BatchShape
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.strategies.base import MemoryKind
 
-FILE = Path(__file__).with_name("accuracy.json")
-"""Measured accuracy of the estimates, written from committed records by `make bench-memory`."""
-
-PROCESS_NOISE = {"cpu": 24 << 20}
-"""Bytes by which the process size differs from run to run, whatever it trains."""
-
 PHASES = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best")
-
-
-def accuracy_on(device: Device) -> tuple[float, float]:
-    """Lowest and highest ratio of measured to predicted peak, without the outermost runs."""
-    bands = _bands()
-    low, high = bands.get(device.kind, bands["cuda"])
-    return low, high
-
-
-@cache
-def _bands() -> dict[str, list[float]]:
-    content: dict[str, list[float]] = json.loads(FILE.read_text("utf-8"))
-    return content
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move, no_init_weights
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.engine.assembly import assemble, build_optimizer
 from tightfit.engine.meter import OTHER

@@ -17,7 +17,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
-from tightfit.ops.lora import LoraAdapter, find_targets, uses_conv1d
+from tightfit.ops.lora_adapter import LoraAdapter, find_targets, uses_conv1d
 from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 from tightfit.units import format_count

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tightfit.ops.feature_cache import FeatureCache
-    from tightfit.ops.lora import LoraAdapter
+    from tightfit.ops.lora_adapter import LoraAdapter
 
     OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 

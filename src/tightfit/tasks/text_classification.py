@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction

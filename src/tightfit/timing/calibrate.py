@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from tightfit.files import atomic_write
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
 from tightfit.system import tune_malloc
 from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, time_runs
-from tightfit.timing.estimate import Rates
 from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, best_of, fit_matmul, optimizers
+from tightfit.timing.step_time import Rates
 
 _HEAD = 64
 SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: rows, tokens, width
@@ -178,8 +179,7 @@ def _save_cache(rates: Rates) -> None:
     file = _cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        tmp = file.with_name(f"{file.name}.{os.getpid()}")
-        tmp.write_text(json.dumps({"machine": _machine(), "created_at": time.time(), "rates": asdict(rates)}), "utf-8")
-        tmp.replace(file)
+        content = {"machine": _machine(), "created_at": time.time(), "rates": asdict(rates)}
+        atomic_write(file, json.dumps(content))
     except OSError:
         pass  # calibrated again next time

@@ -19,7 +19,8 @@ import numpy as np
 from tightfit.data.batches import LengthBuckets, sample_batches
 from tightfit.errors import OutOfMemory, PreflightFailed
 from tightfit.job import Job
-from tightfit.training.recovery import PartialStep, RngState
+from tightfit.training.recovery import PartialStep
+from tightfit.training.rng_state import RngState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

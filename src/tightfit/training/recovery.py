@@ -7,12 +7,10 @@ memory: it raises `PartialStep`, and the trainer resumes from its last checkpoin
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 
 from tightfit.compat import version_of
@@ -20,6 +18,7 @@ from tightfit.data.batches import RowLimits
 from tightfit.engine.oom import drop_frames, free_memory
 from tightfit.errors import OutOfMemory, first_line, is_out_of_memory
 from tightfit.strategies.parts import Parts
+from tightfit.training.rng_state import RngState
 
 if TYPE_CHECKING:
     from tightfit.data.batches import Batch
@@ -51,22 +50,6 @@ class TensorVersions:
         """After a step that changed nothing: drop newly allocated state and reset the step counters."""
         self._optimizer.state.clear()
         self._optimizer.state.update({parameter: dict(values) for parameter, values in self._state.items()})
-
-
-class RngState:
-    """A snapshot of the random number generators of Python, numpy and torch."""
-
-    def __init__(self) -> None:
-        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-
-    def restore(self) -> None:
-        """Set all generators back to the snapshot."""
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-        torch.set_rng_state(self._torch)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
 
 
 T = TypeVar("T")

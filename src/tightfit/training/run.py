@@ -28,23 +28,14 @@ from tightfit.job import Job, write_job_file
 from tightfit.optional_imports import allow_imports
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.select import Selector
-from tightfit.runs.folder import (
-    JOB_FILE,
-    check_run_folder,
-    check_same_rows,
-    check_steps_left,
-    discard_start,
-    finished_run,
-    recipe_for_resume,
-    step_of,
-)
+from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, step_of
 from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
+from tightfit.runs.resume import check_same_rows, check_steps_left, finished_run, recipe_for_resume
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import tune_malloc
 from tightfit.tasks import find_task
-from tightfit.training.callbacks import SaveAndStop, SaveInterval, StepTimer
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
 from tightfit.training.memory_limit import limit_memory
 from tightfit.training.preflight import find_worst_batch
@@ -58,12 +49,14 @@ from tightfit.training.setup import (
     prepare,
     training_arguments,
 )
+from tightfit.training.signals import SaveAndStop, SaveInterval
+from tightfit.training.step_timer import StepTimer
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from tightfit.data.batches import Batch
-    from tightfit.ops.lora import LoraAdapter
+    from tightfit.ops.lora_adapter import LoraAdapter
     from tightfit.training.trainer import Trainer
 
 ProgressFn = Callable[[int, int], None]

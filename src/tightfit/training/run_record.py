@@ -16,7 +16,7 @@ from tightfit.training.setup import TrainingSetup
 if TYPE_CHECKING:
     from transformers import TrainerState
 
-    from tightfit.training.callbacks import StepTimer
+    from tightfit.training.step_timer import StepTimer
 
 
 def write_header(folder: Path, setup: TrainingSetup, from_step: int, budget: int | None) -> None:

@@ -15,8 +15,9 @@ from transformers import TrainingArguments
 
 from tightfit.compat import FakeTensorMode, use_one_gpu
 from tightfit.data.batches import LengthBuckets, num_steps
+from tightfit.data.columns import Columns
 from tightfit.data.dataset import read_data
-from tightfit.data.rows import Columns, Labels
+from tightfit.data.labels import Labels
 from tightfit.data.split import Split
 from tightfit.data.tokens import Tokens, encode
 from tightfit.device import Device
@@ -28,7 +29,7 @@ from tightfit.processes import run_in_fork
 from tightfit.runs.header import LengthStats, SmallerRecipe
 from tightfit.runs.record import DataSummary
 from tightfit.simulation.estimate import Estimate
-from tightfit.simulation.simulation import Simulation, SimulationSetup
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException, import_model_code
 from tightfit.data.dataset import prefetched_stats
-from tightfit.data.rows import Labels
+from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.models import layer_period, load_config, load_tokenizer, num_layers
-from tightfit.processes import usable_cpus, use_one_thread
+from tightfit.processes import map_in_forks, usable_cpus
 from tightfit.simulation.depth import extrapolate_depth, with_optimizer_of
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
 from tightfit.simulation.op_counts import Table
@@ -358,28 +355,16 @@ def modified_times(job: Job) -> tuple[int, ...]:
 # after another on demand.
 
 
-_forked: Simulation | None = None
-
-
 def trace_in_parallel(simulation: Simulation, recipes: Sequence[Recipe]) -> None:
     """Trace everything that the recipes need and that is not known yet, in forked processes."""
-    global _forked
     needed = sorted(simulation.missing(recipes), key=_longest_first)
     if usable_cpus() < 2 or len(needed) < 2:
         return
     simulation.process_bytes()  # while the cores are idle: its threads would compete with the workers
     simulation.setup.import_model_code()
-    _forked = simulation  # the processes inherit both
-    try:
-        fork = multiprocessing.get_context("fork")
-        with ProcessPoolExecutor(min(usable_cpus(), 4), fork, initializer=use_one_thread) as pool:
-            for recipe, traced in zip(needed, pool.map(_trace_in_worker, needed), strict=True):
-                if traced is not None:
-                    simulation.add(recipe, traced)
-    except (BrokenProcessPool, OSError):
-        pass  # they are traced on demand
-    finally:
-        _forked = None
+    for recipe, traced in map_in_forks(partial(_trace_in_worker, simulation), needed):
+        if traced is not None:
+            simulation.add(recipe, traced)
 
 
 def _longest_first(recipe: Recipe) -> int:
@@ -387,11 +372,10 @@ def _longest_first(recipe: Recipe) -> int:
     return -len(recipe.strategies)
 
 
-def _trace_in_worker(recipe: Recipe) -> TracedRecipe | None:
+def _trace_in_worker(simulation: Simulation, recipe: Recipe) -> TracedRecipe | None:
     """Runs in a forked process; an error here is raised again when the recipe is traced on demand."""
-    assert _forked is not None
     try:
-        traced, _ = _forked.traced(recipe)
+        traced, _ = simulation.traced(recipe)
     except Exception:
         return None
     if traced.parts.saves_only_trained:  # a feature cache or adapter holds the model, which cannot be pickled

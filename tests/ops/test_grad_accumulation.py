@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tightfit.ops.chunked_linear import accumulate_in_place
+from tightfit.ops.grad_accumulation import accumulate_in_place
 
 CHUNKS = 3
 

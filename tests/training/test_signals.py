@@ -11,8 +11,8 @@ import pytest
 from stress.fixtures import Workspace, same_bits, start_child, wait_for
 
 from tightfit.errors import BadInput, Interrupted
-from tightfit.training.callbacks import SaveAndStop, SaveInterval
 from tightfit.training.checkpoints import latest_checkpoint
+from tightfit.training.signals import SaveAndStop, SaveInterval
 
 
 @pytest.mark.parametrize(

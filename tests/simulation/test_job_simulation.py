@@ -12,8 +12,13 @@ from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
 from tightfit.device import GPUS, Device
 from tightfit.processes import usable_cpus
-from tightfit.simulation import simulation as simulation_module
-from tightfit.simulation.simulation import Simulation, SimulationSetup, _separate_parts, trace_in_parallel
+from tightfit.simulation.job_simulation import (
+    Simulation,
+    SimulationSetup,
+    _separate_parts,
+    _trace_in_worker,
+    trace_in_parallel,
+)
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe
@@ -80,10 +85,10 @@ _SETTINGS = {"micro-batch": ":size=2", "chunked-layers": ":size=2", "max-length"
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_every_traced_recipe_can_be_pickled(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_traced_recipe_can_be_pickled(tmp_path: Path, name: str) -> None:
     """Tested in one process, so that it does not depend on the number of cores."""
     skip_unless_installed(name)
-    monkeypatch.setattr(simulation_module, "_forked", simulation(tmp_path, GPUS["A100 40GB"]))
-    traced = simulation_module._trace_in_worker(Recipe.parse([name + _SETTINGS.get(name, "")]))
+    on_gpu = simulation(tmp_path, GPUS["A100 40GB"])
+    traced = _trace_in_worker(on_gpu, Recipe.parse([name + _SETTINGS.get(name, "")]))
     assert (traced is None) == (name in ("lora", "freeze"))  # they hold their model, so they are traced on demand
     assert (pickle.loads(pickle.dumps(traced)) is None) == (traced is None)

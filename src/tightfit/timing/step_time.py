@@ -11,6 +11,7 @@ import numpy as np
 from tightfit.device import GPUS, Device
 from tightfit.gpus import APPLE, GPU, NVIDIA, find_gpu_family
 from tightfit.ops.offload import HOST_WORK, TRANSFER
+from tightfit.simulation.job_simulation import TracedRecipe
 from tightfit.simulation.op_counts import (
     BMM,
     ELEMENTWISE,
@@ -23,7 +24,6 @@ from tightfit.simulation.op_counts import (
     Table,
 )
 from tightfit.simulation.scaling import Array, BatchShape
-from tightfit.simulation.simulation import TracedRecipe
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 

@@ -19,8 +19,8 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, calibrate, cpu_load, microbench, step_time_on
 from tightfit.timing.calibrate import Layer, fit_correction, predicted_seconds
-from tightfit.timing.estimate import Rates
 from tightfit.timing.microbench import best_of
+from tightfit.timing.step_time import Rates
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tightfit.simulation.fake_ops import FakeOpCache
+from tightfit.simulation.fake_op_cache import FakeOpCache
 
 _aten = torch.ops.aten
 CASES: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]] = {

@@ -1,0 +1,28 @@
+"""Random number generator state: saved before a step and restored when the step is repeated."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    pass
+
+
+class RngState:
+    """A snapshot of the random number generators of Python, numpy and torch."""
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+    def restore(self) -> None:
+        """Set all generators back to the snapshot."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
