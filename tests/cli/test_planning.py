@@ -87,6 +87,7 @@ def test_plan_and_train_in_python(tiny_model: Path, reviews: Path, tmp_path: Pat
     assert run.recipe == made.recipe.specs
 
 
+@pytest.mark.slow
 def test_a_plan_that_no_longer_fits_is_made_again(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job, size = job_of(tiny_model, reviews), "2GB"
     run = train(job, out=tmp_path / "a", device="cpu", budget=size, planned=["adafactor"], quiet=True)
@@ -95,6 +96,7 @@ def test_a_plan_that_no_longer_fits_is_made_again(tiny_model: Path, reviews: Pat
         train(job, out=tmp_path / "b", device="cpu", budget="20MB", planned=["adafactor"], quiet=True)
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_gpu_is_planned_again_on_a_cpu_with_its_constraints(
     tiny_model: Path, reviews: Path, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_plan_for_a_gpu_is_planned_again_on_a_cpu_with_its_constraints(
     assert "micro-batch:size=2" in load_run(tmp_path / "run").recipe
 
 
+@pytest.mark.slow
 def test_constraints_on_the_command_line_plan_again_within_the_plans_budget(
     tiny_model: Path, reviews: Path, tmp_path: Path
 ) -> None:
@@ -148,6 +151,7 @@ def preflights(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return attempts
 
 
+@pytest.mark.slow
 def test_a_recipe_that_fails_its_preflight_is_replaced_by_another(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preflights: list[int]
 ) -> None:
@@ -168,6 +172,7 @@ def test_a_recipe_that_fails_its_preflight_is_replaced_by_another(
     assert any(note.endswith("(There is not enough memory.): planned again") for note in run.notes)
 
 
+@pytest.mark.slow
 def test_if_no_smaller_recipe_is_left_the_first_failure_is_raised(
     tiny_model: Path, reviews: Path, tmp_path: Path, preflights: list[int]
 ) -> None:
@@ -177,6 +182,7 @@ def test_if_no_smaller_recipe_is_left_the_first_failure_is_raised(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_exported_script_runs_without_tightfit(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     job_options = ("--model", tiny_model, "--data", reviews, "--max-length", 32, "--batch-size", 8, "--budget", "3GB")
@@ -193,6 +199,7 @@ def test_an_exported_script_runs_without_tightfit(tiny_model: Path, reviews: Pat
     assert (tmp_path / "out" / "model" / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_an_exported_script_calls_tightfit_for_its_own_strategies(
     tiny_model: Path, reviews: Path, tmp_path: Path
 ) -> None:

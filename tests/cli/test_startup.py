@@ -20,6 +20,7 @@ def output_of(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     ["baseline", "tiled-attention chunked-layers:size=4 adafactor optimizer-in-backward", "gradient-checkpointing"],

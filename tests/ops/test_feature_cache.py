@@ -89,6 +89,7 @@ def test_a_feature_file_returns_rows_as_they_were_written(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir()), "the file is anonymous"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [
@@ -146,6 +147,7 @@ def test_a_resumed_run_ends_with_identical_weights(tiny_model: Path, reviews: Pa
     assert all(torch.equal(weight, expected[name]) for name, weight in weights_of(tmp_path / "resumed").items())
 
 
+@pytest.mark.slow
 def test_the_encoder_runs_in_smaller_batches_when_memory_is_short(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,7 @@ def slim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightfit.simulation.process_size.is_slim", lambda: True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("slim")
 def test_a_plan_reports_warnings_about_the_measured_rates(tmp_path: Path) -> None:
     """Times measured on a busy machine are unreliable, so JSON output has the warning too."""
@@ -138,6 +139,7 @@ def test_alternatives_differ_in_time_and_include_the_smallest(planner: Planner) 
     assert last.peak == min(option.peak for option in allowed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", [None, "GTX 1650 4GB"])
 def test_the_lower_bound_is_never_above_the_estimate(tmp_path: Path, gpu: str | None) -> None:
     """A candidate that is skipped because of its lower bound would not have fitted."""
@@ -150,6 +152,7 @@ def test_the_lower_bound_is_never_above_the_estimate(tmp_path: Path, gpu: str | 
         assert 0 <= planner.candidates.option(candidate).peak - candidate.lower_bound < (64 << 20)
 
 
+@pytest.mark.slow
 def test_on_a_gpu_only_the_options_needed_for_the_plan_are_estimated_fully(tmp_path: Path) -> None:
     """Simulating the CUDA allocator for every candidate would take a minute."""
     gpu = GPUS["GTX 1650 4GB"]
@@ -188,6 +191,7 @@ def test_close_results_are_suggested_if_only_same_is_allowed(planner: Planner) -
     assert not any(line.startswith("--allow different: ") for line in suggestions)  # `close` is enough
 
 
+@pytest.mark.slow
 def test_shorter_texts_are_suggested_if_they_would_fit(tmp_path: Path) -> None:
     planner = planner_of(tmp_path)
     closest = smallest(planner)
@@ -281,6 +285,7 @@ def test_a_plan_has_one_reason_per_strategy(planner: Planner) -> None:
     assert "<script" not in plan._repr_html_()
 
 
+@pytest.mark.slow
 def test_a_model_without_tiled_attention_is_planned_without_it(tmp_path: Path) -> None:
     planner = planner_of(tmp_path, architecture="Mpnet" if "Mpnet" in _names() else "MPNet")
     plan = planner.plan(budget(1 << 40), ANY)
@@ -288,6 +293,7 @@ def test_a_model_without_tiled_attention_is_planned_without_it(tmp_path: Path) -
     assert any("finds no attention" in reason for reason in plan.rejected)
 
 
+@pytest.mark.slow
 def test_mixed_precision_is_a_candidate_on_a_gpu(tmp_path: Path) -> None:
     gpu = GPUS["T4 16GB"]
     planner = planner_of(tmp_path, gpu)
@@ -363,6 +369,7 @@ def test_after_a_failed_preflight_a_clearly_smaller_recipe_is_selected(planner: 
     assert again._limit.size < first.upper_bound * 0.91
 
 
+@pytest.mark.slow
 def test_a_strategy_without_its_package_is_rejected_with_the_pip_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,6 +397,7 @@ def test_offloading_is_a_candidate_only_on_a_gpu() -> None:
     assert any("offload-optimizer" in recipe.specs for recipe in exact)
 
 
+@pytest.mark.slow
 def test_last_resorts_are_evaluated_only_if_the_others_do_not_fit(tmp_path: Path) -> None:
     """One group after the other: each takes longer to trace and to train."""
     planner = planner_of(tmp_path)

@@ -233,6 +233,7 @@ def test_report_without_a_prediction(
     assert "No recipe is known to need less memory." in text
 
 
+@pytest.mark.slow
 def test_run_under_a_budget_shows_its_plan(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32)
     train(job, out=tmp_path / "run", device="cpu", budget="3GB", quiet=True)

@@ -53,7 +53,10 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+FAST = ("length bucketing", "16-bit optimizer in backward")
+
+
+@pytest.mark.parametrize("recipe", [r if r in FAST else pytest.param(r, marks=pytest.mark.slow) for r in RECIPES])
 def test_a_resumed_run_is_bit_identical_to_an_uninterrupted_one(workspace: Workspace, recipe: str) -> None:
     """Dropout on, and a pre-flight after the resume as well as before the first step."""
     uninterrupted, stopped = f"{recipe} uninterrupted", f"{recipe} stopped"

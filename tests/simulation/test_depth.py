@@ -84,6 +84,7 @@ def test_two_shallow_traces_extrapolate_to_the_deep_model(tmp_path: Path, archit
     assert len(setup.depths) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_extrapolation_is_exact_under_every_recipe(tmp_path: Path, recipe: str) -> None:
     setup = make_setup(tmp_path, "Bert")
@@ -91,6 +92,7 @@ def test_extrapolation_is_exact_under_every_recipe(tmp_path: Path, recipe: str) 
     assert len(setup.depths) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     ["", "mixed-precision gradient-checkpointing adafactor", "freeze mixed-precision", "lora", TWO_LAYERS_PER_BLOCK],

@@ -34,6 +34,7 @@ def simulation(folder: Path, device: Device = CPU) -> Simulation:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [CPU, GPUS["T4 16GB"]], ids=lambda device: device.label)
 @pytest.mark.parametrize(
     "specs",
@@ -45,6 +46,7 @@ def test_combined_traces_equal_full_traces(
     _check_combined(tmp_path, device, specs, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "specs",
     [

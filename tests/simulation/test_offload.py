@@ -65,6 +65,7 @@ def test_activations_leave_the_gpu(simulation: Simulation, other: str) -> None:
     assert offloaded.to_json()["host_bytes"] == offloaded.host
 
 
+@pytest.mark.slow
 def test_checkpointing_offloads_one_batch_of_hidden_states_per_layer(simulation: Simulation) -> None:
     assert (
         LAYERS * STATES
@@ -73,6 +74,7 @@ def test_checkpointing_offloads_one_batch_of_hidden_states_per_layer(simulation:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["", " optimizer-in-backward", " adamw-16bit"])
 def test_optimizer_state_leaves_the_gpu(simulation: Simulation, more: str) -> None:
     kept, moved = (estimate_of(simulation, f"gradient-checkpointing{use}{more}") for use in ("", " offload-optimizer"))
@@ -96,6 +98,7 @@ def test_the_host_memory_must_be_large_enough(simulation: Simulation) -> None:
     assert "It does not fit: there is too little host memory." in page.getvalue()
 
 
+@pytest.mark.slow
 def test_weights_are_moved_to_the_gpu_in_their_final_dtype(simulation: Simulation) -> None:
     """They are loaded in fp32 and converted to bf16 in host memory."""
     wide, narrow = (

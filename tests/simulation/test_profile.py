@@ -49,6 +49,7 @@ def trace_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulation, "_combined", lambda *_: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("specs", RECIPES)
 @pytest.mark.parametrize("architecture", ["Bert", "GPT2"])
 def test_owners_of_shallow_traces_equal_those_of_full_traces(

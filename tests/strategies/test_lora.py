@@ -97,6 +97,7 @@ def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     return folder / "merged", folder / "adapter"
 
 
+@pytest.mark.slow
 def test_a_pipeline_loads_both_run_folders(runs: tuple[Path, Path]) -> None:
     from transformers import pipeline
 

@@ -178,6 +178,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return workspace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2, 4, 5, 6])
 def test_a_killed_run_is_resumed_to_the_same_bits(workspace: Workspace, number: int) -> None:
     """Two killed while writing a checkpoint, one with optimizer-in-backward, two that save only trained weights, one
@@ -186,6 +187,7 @@ def test_a_killed_run_is_resumed_to_the_same_bits(workspace: Workspace, number: 
     assert result["passed"], result
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     result = FullDisk(tmp_path / "workspace").run_case(FAULTS[1])
     assert result["passed"], result

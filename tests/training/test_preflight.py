@@ -24,6 +24,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     return Workspace(tmp_path_factory.mktemp("preflight") / "workspace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [

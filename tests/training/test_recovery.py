@@ -304,7 +304,11 @@ def memory_errors(tmp_path_factory: pytest.TempPathFactory) -> MemoryErrors:
     return MemoryErrors(Workspace(tmp_path_factory.mktemp("memory-errors") / "workspace", **NO_DROPOUT))
 
 
-@pytest.mark.parametrize("case", SHORT, ids=lambda case: f"{case.phase} {case.recipe}")
+@pytest.mark.parametrize(
+    "case",
+    [*SHORT[:3], *(pytest.param(case, marks=pytest.mark.slow) for case in SHORT[3:])],
+    ids=lambda case: f"{case.phase} {case.recipe}",
+)
 def test_a_run_that_recovers_matches_the_uninterrupted_run(memory_errors: MemoryErrors, case: Case) -> None:
     result = memory_errors.run_case(case)
     assert result["passed"], result

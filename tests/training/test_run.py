@@ -116,6 +116,7 @@ def test_reading_the_data_is_measured_and_the_estimate_is_not(
     assert greedy.measured.peak_bytes == greedy.measured.phases["load"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["micro-batch:size=8", "chunked-layers:size=4 adafactor optimizer-in-backward"])
 def test_the_predicted_peak_of_a_fresh_process_matches_the_measured_one(
     recipe: str, tiny_model: Path, tmp_path: Path
@@ -201,6 +202,7 @@ def test_the_weights_of_the_best_epoch_are_saved(
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use",
     [["micro-batch:size=3"], ["gradient-checkpointing"], ["micro-batch:size=1", "gradient-checkpointing"], ["adamw"]],
@@ -481,6 +483,7 @@ def test_tensorboard_events_are_written(tiny_model: Path, reviews: Path, tmp_pat
     assert list((tmp_path / "run").rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
 def test_optimizer_in_backward_saves_and_resumes(
     tiny_model: Path, reviews: Path, tmp_path: Path, optimizer: str

@@ -96,6 +96,7 @@ def wait_for_training(folder: Path) -> None:
     time.sleep(1.0)  # pre-flight and a step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_writes_a_checkpoint_before_the_run_stops(
     workspace: Workspace, number: signal.Signals, code: int
@@ -124,6 +125,7 @@ def test_a_second_ctrl_c_exits_immediately(workspace: Workspace) -> None:
     assert not (workspace.folder / "impatient.message").exists()
 
 
+@pytest.mark.slow
 def test_frequent_checkpoints_do_not_change_the_weights(workspace: Workspace) -> None:
     workspace.train("often", epochs=3, save_every="2 steps")
     assert same_bits(workspace.weights("often"), workspace.weights("uninterrupted"))
