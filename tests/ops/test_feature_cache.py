@@ -15,6 +15,7 @@ from tightfit import freeze, train
 from tightfit.data.row_file import FeatureFile
 from tightfit.errors import PreflightFailed, RecipeError
 from tightfit.ops.feature_cache import FeatureCache, find_cacheable_encoder
+from tightfit.simulation.process_size import warm_up
 
 VARIANTS = [(name, {}) for name in CONFIGS] + [("ModernBert", {"classifier_pooling": "mean"})]
 
@@ -129,6 +130,7 @@ def test_the_encoder_runs_once_per_example(
             seen.append(len(hidden))
         return forward(self, hidden, *args, **kwargs)
 
+    warm_up(True)  # once per process: it runs small trainings of a BERT, which would be counted
     monkeypatch.setattr(BertEncoder, "forward", counted)
     run = train(job_of(tiny_model, reviews, **changes), ["freeze"], out=tmp_path / "run", device="cpu", quiet=True)
     assert sum(seen) == rows
