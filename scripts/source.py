@@ -94,9 +94,13 @@ def kind_colours(kinds: list[str], estimate: dict[str, Any]) -> list[tuple[str, 
 
 def add_legend(figure: Any, keys: list[tuple[str, str]]) -> None:
     """A legend inside the picture, with the colour of what was measured at its end."""
-    from tightfit.report.charts import MEASURED, add_legend
+    from matplotlib.patches import Patch
 
-    add_legend(figure, [*keys, (MEASURED, strings("en")("measured"))], columns=4)
+    from tightfit.report.charts import MEASURED
+
+    entries = [*keys, (MEASURED, strings("en")("measured"))]
+    patches = [Patch(color=colour, label=name) for colour, name in entries]
+    figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
 
 
 def as_svg(figure: Any) -> str:

@@ -17,6 +17,7 @@ from tightfit.strategies.recipe import Recipe
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 GPU = Device("cuda", "a GPU simulated on the CPU", bf16=True, fp16=False, capability=86)
+OFFLOADING = ("offload-activations", "offload-optimizer")  # only a GPU has memory of its own
 ROWS, LENGTH = 8, 24
 
 
@@ -35,7 +36,7 @@ def parts_of(*specs: str, model: Any = None) -> Parts:
     strategies = Recipe.parse(specs).strategies
     parts = Parts(
         model=build("Bert") if model is None else model,
-        device=GPU if any(strategy.cuda_only for strategy in strategies) else CPU,
+        device=GPU if any(strategy.name in OFFLOADING for strategy in strategies) else CPU,
         optimizer=AdamW().build,
         batch_size=ROWS,
         max_length=LENGTH,

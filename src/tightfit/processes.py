@@ -150,7 +150,7 @@ class WorkerResult:
     """What a worker printed, or its last line on stderr if it failed."""
 
     found: Any
-    sentence: str
+    message: str
     exit_code: int
 
 

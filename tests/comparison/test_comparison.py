@@ -230,7 +230,7 @@ def test_the_worker_process_reports_errors(job: Job) -> None:
     result = run_worker("tightfit.cli.worker", task, seconds.append)
     assert result.found is None
     assert result.exit_code == 2
-    assert "nowhere.csv" in result.sentence
+    assert "nowhere.csv" in result.message
     assert seconds == sorted(seconds) != []
 
 

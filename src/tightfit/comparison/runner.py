@@ -112,7 +112,7 @@ def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, 
     with terminal.status(f"Simulating {len(rows)} recipes"):
         result = run_worker(_WORKER, task)
     if result.found is None:
-        raise (BadInput if result.exit_code == BadInput.exit_code else RunFailed)(result.sentence)
+        raise (BadInput if result.exit_code == BadInput.exit_code else RunFailed)(result.message)
     for row, found in zip(rows, result.found, strict=True):
         row.predicted = RowPrediction(**found["predicted"]) if "predicted" in found else None
         row.failed = found.get("failed")
@@ -158,6 +158,6 @@ def _measure(
         result = run_worker(_WORKER, task | {"full": comparison.steps is None}, on_tick)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    row.failed = result.sentence or None
+    row.failed = result.message or None
     if result.found is not None:
         row.measurements.append(Measurement(**result.found))

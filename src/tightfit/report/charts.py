@@ -324,14 +324,6 @@ def pad_cjk(text: str) -> str:
     return " " * round(1.4 * wide) + text
 
 
-def add_legend(figure: Figure, keys: Sequence[tuple[str, str]], columns: int = 3) -> None:
-    """Colours with their names below a chart that is used outside a page."""
-    from matplotlib.patches import Patch
-
-    patches = [Patch(color=colour, label=name) for colour, name in keys]
-    figure.legend(handles=patches, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-
-
 # Output: inline SVG, SVG file, PNG.
 
 

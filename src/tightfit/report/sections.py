@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tightfit.engine.meter import OTHER
 from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.runs.header import LengthStats
+from tightfit.simulation.estimate import PHASES
 from tightfit.units import format_bytes, format_count
 
 Row = tuple[str, ...]
@@ -242,7 +244,7 @@ def _plan(view: RunView) -> dict[str, Any] | None:
 # Memory and time: predicted beside measured, by phase; the largest tensors.
 
 
-_PHASE_ORDER = ("load", "features", "forward", "backward", "step", "evaluate", "save", "load-best", "between")
+_PHASE_ORDER = (*PHASES, OTHER)
 
 
 class PhaseRow(NamedTuple):

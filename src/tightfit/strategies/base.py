@@ -54,8 +54,6 @@ class Strategy(ABC):
     """One line for plans and the list of strategies; reads on after "it"."""
     exclusive: ClassVar[str | None] = None
     """A part that only one strategy of a recipe may set."""
-    cuda_only: ClassVar[bool] = False
-    """Whether it needs a GPU, because it moves tensors from GPU memory to host memory."""
     requires: ClassVar[str | None] = None
     """A package that only this strategy needs."""
     batch_only: ClassVar[bool] = False

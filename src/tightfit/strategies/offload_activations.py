@@ -26,7 +26,6 @@ class OffloadActivations(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "keeps activations in host memory instead of GPU memory until the backward pass needs them"
-    cuda_only: ClassVar[bool] = True
     gradients_only: ClassVar[bool] = True
     same_ops_at_any_size: ClassVar[bool] = False  # only tensors above a size are offloaded
 

@@ -32,7 +32,6 @@ class OffloadOptimizer(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "keeps the optimizer state in host memory instead of GPU memory and steps on the CPU"
-    cuda_only: ClassVar[bool] = True
     step_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
