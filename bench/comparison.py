@@ -72,7 +72,7 @@ def main() -> None:
 
 @dataclass
 class GatedRun:
-    """A training in its own process that takes a step when it is asked for one."""
+    """A training run in its own process that takes a step when it is asked for one."""
 
     name: str
     command: list[str]

@@ -1,10 +1,10 @@
-"""Runs a training that waits for a line on a pipe before every step, and writes the time of the step to another.
+"""Runs training that waits for a line on a pipe before every step, and writes the time of the step to another.
 
     gated.py GO TIMES baseline.py --model ...        transformers.Trainer
     gated.py GO TIMES tightfit train --model ...     the command line
 
 GO and TIMES are file descriptors of pipes: each line read from GO starts a step, and its seconds are written to TIMES.
-So several trainings can take their steps in turns.
+So several training runs can take their steps in turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trainings under a hard memory limit of exactly the budget they were planned for.
+"""Training runs under a hard memory limit of exactly the budget they were planned for.
 
 Every run is `tightfit train --budget`, with steps, evaluation and saving, in its own memory cgroup whose limit is the
 budget: the kernel kills a process that takes more. Where no cgroup can be written, the limit is RLIMIT_DATA. Shapes

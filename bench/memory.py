@@ -1,4 +1,4 @@
-"""Predicted beside measured peak memory of real runs, each in a fresh process. Needs ../shared.
+"""Predicted and measured peak memory of real runs, each in a fresh process. Needs ../shared.
 
 Writes records/memory.json. Runs that are in it are not repeated: delete the file to measure everything again. `make
 docs` computes the error band of estimates from it (src/tightfit/simulation/accuracy.json).

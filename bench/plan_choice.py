@@ -42,7 +42,7 @@ from tightfit.device import find_device
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.processes import run_worker
-from tightfit.simulation.accuracy import PROCESS_NOISE, accuracy_on
+from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
 from tightfit.timing.cpu_load import CpuShare
 from tightfit.units import parse_bytes
 
@@ -188,7 +188,7 @@ def predict_seconds(job: Job, recipes: list[list[str]], folder: Path) -> list[fl
 
 
 def predict_now(job: Job, recipes: list[list[str]], folder: Path) -> list[dict[str, Any]]:
-    """Predictions with a calibration made now, while all trainings wait; repeated if the machine was busy."""
+    """Predictions with a calibration made now, while all training runs wait; repeated if the machine was busy."""
     for _ in range(CALIBRATIONS):
         cache = Path(tempfile.mkdtemp(dir=folder))
         os.environ["XDG_CACHE_HOME"] = str(cache)

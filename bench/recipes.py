@@ -1,4 +1,4 @@
-"""The tutorials' recipes and ours as `tightfit compare` measures them: BERT-Large by shape, MiniLM with F1.
+"""The recipes of both presets as `tightfit compare` measures them: BERT-Large by shape, MiniLM with F1.
 
 macbert-large has random weights and trains a few steps on all hotel reviews; MiniLM has its real weights and trains to
 the end on English film reviews. Works in build/recipes and writes records/recipes-*.json; the next call continues where
@@ -50,7 +50,7 @@ def comparisons() -> dict[str, tuple[Job, list[str], list[Recipe]]]:
     few = find_recipes(specs, small, "cpu")
     return {
         "recipes-macbert-large": (large, HOTELS, find_recipes("all", large, "cpu")),
-        "recipes-minilm": (small, WITH_SCORES, [*few, *find_recipes("ours", small, "cpu")[1:]]),
+        "recipes-minilm": (small, WITH_SCORES, [*few, *find_recipes("tightfit", small, "cpu")[1:]]),
     }
 
 

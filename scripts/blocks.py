@@ -76,7 +76,7 @@ def quality(language: str) -> str:
         (label(name), ", ".join(f"{run['f1']:.4f}" for run in runs["each"])) for name, runs in found["runs"].items()
     ]
     noise = f"{found['seed_noise']:.4f}"
-    below = f"基线各种子相差 {noise}。" if language == "zh" else f"The baseline's seeds differ by {noise}."
+    below = f"基线的不同随机种子之间相差 {noise}。" if language == "zh" else f"The baseline's seeds differ by {noise}."
     return f"{table(HEADINGS['quality'][language], rows)}\n{below}\n"
 
 
@@ -137,8 +137,8 @@ def memory(language: str) -> str:
 def _spread(spread: records.Spread, language: str) -> str:
     if language == "zh":
         return (
-            f"{spread.count} 个配置，{spread.models} 种模型：误差绝对值的中位数 {spread.median:.1%}，"
-            f"95 分位 {spread.p95:.1%}，低估超过 2% 的有 {spread.too_low} 个。"
+            f"{spread.count} 个配置，{spread.models} 个模型：误差绝对值的中位数 {spread.median:.1%}，"
+            f"P95 误差 {spread.p95:.1%}，低估超过 2% 的有 {spread.too_low} 个。"
         )
     return (
         f"{spread.count} configurations of {spread.models} models: median absolute error {spread.median:.1%}, "
@@ -156,7 +156,7 @@ def published(language: str) -> str:
 
 
 def published_rows(language: str) -> str:
-    """Every published measurement, predicted beside measured, with the reason for each miss."""
+    """Every published measurement beside its prediction, with the reason for each miss."""
     rows = []
     for row in records.published_rows():
         shape = f"{row['batch']} x {row['length']}" + (" checkpointed" if row["checkpointing"] else "")

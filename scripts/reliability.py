@@ -13,7 +13,7 @@ KILLS, MEMORY_ERRORS, MEMORY_LIMITS = "kills", "memory_errors", "memory_limits"
 DISK, BAD_INPUTS, FUZZ = "disk", "bad_inputs", "fuzz"
 WHAT = {
     KILLS: "runs killed with SIGKILL one to three times each, then resumed: weights and losses are the same bits",
-    MEMORY_ERRORS: "injected out-of-memory errors, dropout off: same steps and batches, losses equal to rounding, "
+    MEMORY_ERRORS: "injected out-of-memory errors, dropout off: same steps and batches, losses equal up to rounding, "
     "one line logged",
     MEMORY_LIMITS: "runs under a hard memory limit below what their recipe needs: finished with smaller micro-batches",
     DISK: "disks filled up during a run: last checkpoint intact, one sentence, resumed to the same bits",

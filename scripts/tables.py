@@ -7,18 +7,18 @@ from collections.abc import Sequence
 HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "figures": {
         "en": ("", "", "how it was measured"),
-        "zh": ("", "", "如何测得"),
+        "zh": ("", "", "测量方法"),
     },
     "strategies": {
-        "en": ("strategy", "result", "frees", "what it does"),
-        "zh": ("策略", "对结果的影响", "节省的内存", "作用"),
+        "en": ("strategy", "result", "reduces", "what it does"),
+        "zh": ("策略", "训练结果", "节省的内存", "作用"),
     },
     "strategies-short": {
-        "en": ("frees", "result `same`", "result `close`", "result `different`"),
+        "en": ("reduces", "result `same`", "result `close`", "result `different`"),
         "zh": ("节省", "结果 `same`", "结果 `close`", "结果 `different`"),
     },
     "only-time": {
-        "en": ("(time only)",),
+        "en": ("(no memory, only time)",),
         "zh": ("（只省时间）",),
     },
     "plan-choice": {
@@ -47,11 +47,11 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "quality": {
         "en": ("", "F1 of seeds 1, 2, …"),
-        "zh": ("", "种子 1、2……的 F1"),
+        "zh": ("", "随机种子 1、2……的 F1"),
     },
     "devices": {
         "en": ("device", "budget", "baseline", "plan", "peak", "time/epoch", "result"),
-        "zh": ("设备", "预算", "基线", "方案", "峰值", "每个 epoch 用时", "对结果的影响"),
+        "zh": ("设备", "预算", "基线", "方案", "峰值", "每个 epoch 用时", "训练结果"),
     },
     "hard-limit": {
         "en": ("model", "runs", "failed", "recovered", "budgets", "measured peak / budget", "measured / predicted"),

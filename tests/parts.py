@@ -1,4 +1,4 @@
-"""The parts of a tiny training with strategies applied, and batches for it."""
+"""The parts of a tiny training run with strategies applied, and batches for it."""
 
 from __future__ import annotations
 

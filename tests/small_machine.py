@@ -22,7 +22,7 @@ class SmallMachine:
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[SmallMachine]:
-        """Limit the micro-batches of trainings in this block."""
+        """Limit the micro-batches of training runs in this block."""
         run_micro_batches = trainer.run_micro_batches
 
         def limited(model: Any, micro_batches: Any, *args: Any) -> Any:

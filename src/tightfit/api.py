@@ -48,7 +48,7 @@ def plan(
 def estimate(
     job: Job | Callable[[], Any], use: str | Sequence[str] = (), device: str | None = None, *, probe: bool = False
 ) -> Estimate:
-    """Estimate the memory of a training: bytes by phase and kind, from the model's shape and the data's lengths.
+    """Estimate the memory of training: bytes by phase and kind, from the model's shape and the data's lengths.
 
     Instead of a job it accepts a function that builds your own training loop and returns its step function.
     With `probe`, a model that cannot be simulated is measured with a small step on real tensors.
@@ -131,8 +131,8 @@ def compare(
 ) -> Comparison:
     """Measure recipes side by side and write the results to `out`.
 
-    `recipes` is a preset (tutorial, ours, all) or a list such as ["baseline", "micro-batch:size=8 adafactor"]. Each is
-    trained for `steps` steps, or with `full` to the end of the job, once per seed. Calling it again continues an
+    `recipes` is a preset (tutorial, tightfit, all) or a list such as ["baseline", "micro-batch:size=8 adafactor"]. Each
+    is trained for `steps` steps, or with `full` for all epochs, once per seed. Calling it again continues an
     interrupted comparison.
     """
     from tightfit.report.progress import Terminal

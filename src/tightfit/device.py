@@ -1,4 +1,4 @@
-"""Devices and budgets: where a training runs, and how much memory it may use."""
+"""Devices and budgets: where training runs, and how much memory it may use."""
 
 from __future__ import annotations
 

@@ -125,10 +125,16 @@ def short_repr(value: Any) -> str:
 def suggest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the closest known name, then all of them."""
     known = list(known)
+    near = closest_name(name, known)
+    hint = f"did you mean '{near}'? Choose" if near else "choose"
+    return f"{hint} from {', '.join(known)}."
+
+
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most similar, whatever its case; None if none is similar."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    hint = f"did you mean '{by_lower[near[0]]}'? Choose" if near else "choose"
-    return f"{hint} from {', '.join(known)}."
+    return by_lower[near[0]] if near else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

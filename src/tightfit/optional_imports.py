@@ -1,7 +1,7 @@
-"""Optional imports: libraries that a training does not use are blocked until one is needed.
+"""Optional libraries: their import is blocked until needed, to save memory and startup time.
 
 transformers imports every integration it finds: datasets with pandas and pyarrow, peft, scikit-learn with scipy; and
-peft imports bitsandbytes. A training uses them only if its recipe or its data requires it; with all of them installed
+peft imports bitsandbytes. Training uses them only if the recipe or the data requires it; with all of them installed
 they take 185 MB of every process and a third of its start-up time. They are blocked in the command line's own process
 only: a program that imports tightfit keeps its imports.
 """

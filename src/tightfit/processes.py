@@ -1,4 +1,4 @@
-"""Work in other processes: forked ones that inherit what is loaded, and fresh ones."""
+"""Run functions in other processes, forked or newly started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def use_one_thread() -> None:
 
 # Forked processes
 #
-# A simulation keeps tens of megabytes of traces, which would count towards the memory of the training after it. A
+# A simulation keeps tens of megabytes of traces, which would count towards the memory of the training run after it. A
 # forked process inherits every loaded library but torch's threads, which a simulation does not use. Where forking is
 # not possible, the work is done in this process.
 

@@ -381,7 +381,7 @@ def test_undecodable_bytes_are_rejected(run: Run, tiny_model: Path, tmp_path: Pa
 
 
 BAD_OPTIONS = {
-    "missing file": (["--data", "nowhere.csv"], "There is no data file 'nowhere.csv'"),
+    "missing file": (["--data", "nowhere.csv"], "Data file not found: 'nowhere.csv'"),
     "unknown ending": (["--data", "README.docx"], "neither a local file nor a dataset"),
     "hub id with a dot": (["--model", "Qwen/Qwen2.5-0.5B"], "cannot be downloaded from the hub"),
     "hub data with a dot": (["--data", "user/reviews-v1.1"], "neither a local file nor a dataset"),
@@ -418,7 +418,7 @@ BAD_OPTIONS = {
     "model folder": (["--model", "./nowhere"], "There is no model folder"),
     "hub without a network": (["--model", "nobody/nothing"], "give a local folder"),
     "data on the hub": (["--data", "nobody/nothing"], "neither a local file nor a dataset"),
-    "validation file": (["--validation", "nowhere.csv"], "There is no data file"),
+    "validation file": (["--validation", "nowhere.csv"], "Data file not found: 'nowhere.csv'"),
 }
 
 

@@ -1,4 +1,4 @@
-"""fast_exit: faster than Python's own exit, with the same exit code, output and exit functions."""
+"""fast_exit: faster than Python's own exit, with the same exit code, output and atexit handlers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_plan_is_written_and_trained(tiny_model: Path, reviews: Path, tmp_path
     file, out = tmp_path / "plan.yaml", tmp_path / "run"
     done = call("plan", "--model", tiny_model, "--data", reviews, "--max-length", 32, "--budget", "3GB", "--out", file)
     assert done.returncode == 0, done.stderr
-    assert "It fits 3.00 GiB" in done.stdout
+    assert "Fits the budget of 3.00 GiB" in done.stdout
     done = call("train", file, "--out", out, "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)

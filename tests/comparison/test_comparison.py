@@ -74,7 +74,7 @@ def test_every_recipe_is_predicted_and_measured(job: Job, tasks: Tasks, tmp_path
         [measurement] = row.measurements
         assert measurement.steps == 2
         assert measurement.steps_per_epoch == 7  # 54 of the 60 reviews, in batches of 8
-        assert measurement.metrics == {}  # two steps are not a full training
+        assert measurement.metrics == {}  # two steps are not a full training run
         assert row.seconds_per_epoch == 7 * measurement.seconds_per_step
         assert max(measurement.phases.values()) == row.peak
     assert [row.result for row in found.rows] == ["same", "close"]
@@ -104,7 +104,7 @@ def test_a_full_comparison_has_scores_of_every_seed(job: Job, tasks: Tasks, tmp_
     for row in found.rows:
         assert [measurement.seed for measurement in row.measurements] == [42, 43]
         assert len(row.scores("f1")) == 2
-    # the same training for each seed, and the recipes alternate
+    # the same training run for each seed, and the recipes alternate
     assert found.rows[0].scores("loss") == pytest.approx(found.rows[1].scores("loss"), abs=1e-4)
     order = [(task["specs"], task["job"]["seed"]) for task in tasks if "specs" in task]
     assert order == [([], 42), (["micro-batch:size=4"], 42), ([], 43), (["micro-batch:size=4"], 43)]
@@ -199,7 +199,7 @@ def test_each_tutorial_recipe_adds_one_strategy(job: Job) -> None:
     assert all(len(after - before) == 1 and before < after for before, after in itertools.pairwise(specs))
     everything = find_recipes("all", job, "cpu")
     assert [set(recipe.specs) for recipe in everything[:6]] == specs
-    assert everything[6:] == find_recipes("ours", job, "cpu")[1:]
+    assert everything[6:] == find_recipes("tightfit", job, "cpu")[1:]
     assert all(recipe.result.value != "different" for recipe in everything[6:])
 
 

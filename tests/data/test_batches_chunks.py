@@ -44,7 +44,7 @@ def test_no_other_partition_costs_less(seed: int) -> None:
         assert cost(found) == min(cost(chunks) for chunks in possible)
 
 
-def test_equal_rows_make_full_chunks() -> None:
+def test_rows_of_equal_length_fill_chunks() -> None:
     assert partition_by_tokens([128] * 32, 1024) == [Chunk(start, start + 8, 128) for start in range(0, 32, 8)]
     assert partition_by_tokens([500], 100) == [Chunk(0, 1, 500)]
 

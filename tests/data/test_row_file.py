@@ -174,7 +174,7 @@ print([name for name in ("datasets", "pandas", "pyarrow") if sys.modules.get(nam
 
 @pytest.mark.parametrize("blocked", [False, True], ids=["reading", "training"])
 def test_a_csv_does_not_need_the_datasets_library(tiny_model: Path, tmp_path: Path, blocked: bool) -> None:
-    """It would take 88 MiB of every training."""
+    """It would take 88 MiB of every training run."""
     data, script = write_reviews(tmp_path / "a.csv"), _SCRIPT.format(blocked=blocked)
     command = [sys.executable, "-c", script, str(tiny_model), str(data), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -19,6 +19,18 @@ def test_every_file_of_a_folder_needs_the_columns(tmp_path: Path) -> None:
         load_rows(str(tmp_path))
 
 
+def test_a_missing_file_gets_the_similar_name_or_the_data_files_of_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as error:
+        load_rows(str(tmp_path / "reveiws.csv"))
+    assert str(error.value) == f"Data file not found: '{tmp_path / 'reveiws.csv'}'. Check the path."
+    write_reviews(tmp_path / "reviews.csv", 4)
+    with pytest.raises(DataError, match=r"^Data file not found: '.*reveiws\.csv'\. Did you mean 'reviews\.csv'\?$"):
+        load_rows(str(tmp_path / "reveiws.csv"))
+    with pytest.raises(DataError) as error:
+        load_rows(str(tmp_path / "x.parquet"))
+    assert str(error.value).endswith(f"x.parquet'. Data files in '{tmp_path}': reviews.csv.")
+
+
 def test_unused_files_get_a_note(tmp_path: Path) -> None:
     write_reviews(tmp_path / "train.csv", 4)
     write_reviews(tmp_path / "test.csv", 4)

@@ -55,7 +55,7 @@ def test_the_high_water_mark_includes_freed_memory() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a high-water mark that can be reset")
 def test_measuring_the_process_does_not_reset_a_running_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one high-water mark per process, and a training measures its process size while its meter runs."""
+    """There is one high-water mark per process, and a training run measures its process size while its meter runs."""
     monkeypatch.setattr("tightfit.simulation.process_size.warm_up", lambda loads_weights: None)
     meter = meter_for(CPU)
     before = meter.probe.now()

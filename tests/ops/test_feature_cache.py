@@ -119,7 +119,7 @@ def test_a_cached_run_equals_one_that_runs_the_encoder_without_dropout(
 def test_the_encoder_runs_once_per_example(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: Any, rows: int
 ) -> None:
-    """And not over examples that the training does not use."""
+    """And not over examples that the run does not use."""
     from transformers.models.bert.modeling_bert import BertEncoder
 
     seen: list[int] = []
@@ -130,7 +130,7 @@ def test_the_encoder_runs_once_per_example(
             seen.append(len(hidden))
         return forward(self, hidden, *args, **kwargs)
 
-    warm_up(True)  # once per process: it runs small trainings of a BERT, which would be counted
+    warm_up(True)  # once per process: it trains a small BERT, which would be counted
     monkeypatch.setattr(BertEncoder, "forward", counted)
     run = train(job_of(tiny_model, reviews, **changes), ["freeze"], out=tmp_path / "run", device="cpu", quiet=True)
     assert sum(seen) == rows

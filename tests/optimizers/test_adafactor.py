@@ -1,4 +1,4 @@
-"""Tiled Adafactor against that of transformers."""
+"""Tiled Adafactor gives the same result as transformers' Adafactor."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_steps_below_the_precision_of_bf16_happen_on_average() -> None:
         assert optimizer.state[optimizer.inner.param_groups[0]["params"][0]]["exp_avg"].dtype is torch.float32
 
 
-def test_fp32_parameters_are_stepped_without_rounding() -> None:
+def test_fp32_parameters_are_updated_without_rounding() -> None:
     torch.manual_seed(0)
     weights = [torch.nn.Parameter(torch.ones(64, 3)) for _ in range(2)]
     mine = StochasticRounding([{"params": weights[:1], "weight_decay": 0.1}], 0.01, AdamW().build)

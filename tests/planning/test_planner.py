@@ -17,12 +17,12 @@ from tightfit import plan
 from tightfit.device import GPUS, Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
-from tightfit.planning.candidates import candidates, last_resorts, result_changing
+from tightfit.planning.candidates import RESULT_CHANGING, candidates, last_resorts, result_changing
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
 from tightfit.planning.select import Selector
-from tightfit.simulation.accuracy import PROCESS_NOISE
+from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result
@@ -250,6 +250,23 @@ def test_every_option_has_the_pinned_strategies_and_none_of_the_avoided(planner:
         assert {"micro-batch:size=4", "adafactor"} <= set(option.recipe.specs)
         assert "tiled-attention" not in names
         assert not names & {"adamw", "adamw-16bit", "optimizer-in-backward"}
+
+
+def test_a_plan_names_exactly_the_result_changing_strategies_that_it_would_consider(planner: Planner) -> None:
+    considered = [s for recipe in result_changing(6, 16, ANY, attention=True) for s in recipe.strategies]
+    assert {s.name for s in considered if s.result is Result.DIFFERENT} == set(RESULT_CHANGING)
+    line = next(line for line in planner.plan(budget(1 << 40), ANY).rejected if "--allow different" in line)
+    assert line.partition(":")[0] == ", ".join(RESULT_CHANGING)
+
+
+def test_a_printed_plan_states_why_close_alternatives_were_not_chosen(planner: Planner) -> None:
+    rule = "`close` recipes (not the same numbers, same quality) are used only if no `same` recipe fits."
+    plan = planner.plan(budget(1 << 40), ANY)
+    assert plan.chosen.result is Result.SAME
+    assert Result.CLOSE in {option.result for option in plan.alternatives}
+    assert rule in str(plan)
+    assert rule not in str(planner.plan(budget(1 << 40), Constraints.of(allow="same")))
+    assert rule not in str(planner.plan(budget(1 << 40), Constraints.of(use=["adafactor"])))
 
 
 def test_allow_same_gives_only_same_results(planner: Planner) -> None:

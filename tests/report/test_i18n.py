@@ -75,8 +75,8 @@ def test_largest_micro_batch_is_translated() -> None:
     [
         (["this machine's CPU"], "内存峰值"),
         (["Tesla T4"], "显存峰值"),
-        (["this machine's CPU", "Tesla T4"], "内存（显存）峰值"),
-        ([None], "内存（显存）峰值"),
+        (["this machine's CPU", "Tesla T4"], "内存/显存峰值"),
+        ([None], "内存/显存峰值"),
     ],
 )
 def test_chinese_word_for_memory_depends_on_the_device(devices: list[str | None], peak: str) -> None:

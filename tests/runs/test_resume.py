@@ -91,9 +91,7 @@ def test_a_finished_run_that_continues_and_is_stopped_is_not_finished(workspace:
 
 def test_a_resumed_run_cannot_have_fewer_steps_than_its_checkpoint(workspace: Workspace) -> None:
     stop(workspace, "shorter", in_step=9)
-    with pytest.raises(
-        BadInput, match="checkpoint-10 is at step 10 and this training has only 7 steps: give more --epochs"
-    ):
+    with pytest.raises(BadInput, match="checkpoint-10 is at step 10 and this run has only 7 steps: give more --epochs"):
         workspace.train("shorter", epochs=1, resume=True)
     assert workspace.train("shorter", max_steps=10, resume=True).steps == 10
 

@@ -1,4 +1,4 @@
-"""The simulation against the same training on real tensors, phase by phase."""
+"""The simulation against the same training run on real tensors, phase by phase."""
 
 from __future__ import annotations
 

@@ -127,9 +127,9 @@ def steps(*specs: str, clip: float) -> Any:
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_optimizer_in_backward_takes_the_same_steps(optimizer: str) -> None:
     expected, _ = steps(optimizer, clip=0.0)
-    found, stepped = steps(optimizer, "optimizer-in-backward", clip=0.0)
+    found, in_backward = steps(optimizer, "optimizer-in-backward", clip=0.0)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
-    assert all(p.grad is None for group in stepped.param_groups for p in group["params"])
+    assert all(p.grad is None for group in in_backward.param_groups for p in group["params"])
 
 
 def test_optimizer_in_backward_clips_gradients() -> None:

@@ -86,7 +86,7 @@ def job_of(model: Path, data: Path, **changes: Any) -> Job:
 
 @pytest.fixture(scope="module")
 def runs(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The same training with and without merging; random weights need a large alpha and many epochs."""
+    """The same training run with and without merging; random weights need a large alpha and many epochs."""
     from conftest import write_reviews
 
     folder = tmp_path_factory.mktemp("lora")

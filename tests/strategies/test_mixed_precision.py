@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from parts import parts_of
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
 from tightfit.strategies.mixed_precision import MixedPrecision
+from tightfit.strategies.optimizer_in_backward import OptimizerInBackward
 from tightfit.strategies.parts import Precision
 
 
 def choose(dtype: str, *, bf16: bool, fp16: bool) -> Precision:
-    from dataclasses import replace
-
     parts = replace(parts_of(), device=Device("cuda:0", "a GPU", bf16=bf16, fp16=fp16))
     return MixedPrecision(dtype=dtype).apply(parts).precision  # type: ignore[arg-type]
 
@@ -35,3 +36,14 @@ def test_bf16_is_preferred_to_fp16() -> None:
 def test_unsupported_formats_are_rejected_with_a_suggestion(dtype: str, bf16: bool, fp16: bool, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         choose(dtype, bf16=bf16, fp16=fp16)
+
+
+@pytest.mark.parametrize(
+    ("bf16", "message"),
+    [(True, r"Use mixed-precision:dtype=bf16\.$"), (False, r"but a GPU does not support it\.$")],
+)
+def test_fp16_clashes_with_optimizer_in_backward(bf16: bool, message: str) -> None:
+    device = Device("cuda:0", "a GPU", bf16=bf16, fp16=True)
+    parts = replace(parts_of(), device=device, precision=Precision.FP16)
+    with pytest.raises(RecipeError, match=message):
+        OptimizerInBackward().apply(parts)

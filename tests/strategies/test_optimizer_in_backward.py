@@ -1,4 +1,4 @@
-"""Parameters are stepped when their gradients are complete, without keeping the model alive."""
+"""Parameters are updated when their gradients are complete, without keeping the model alive."""
 
 from __future__ import annotations
 

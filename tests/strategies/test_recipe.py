@@ -20,9 +20,9 @@ HABITS = {
     "activation_checkpointing": "gradient-checkpointing",
     "group_by_length": "length-bucketing",
     "bucket": "length-bucketing",
-    "fp16": "mixed-precision",
-    "fp16=True": "mixed-precision",
-    "bf16": "mixed-precision",
+    "fp16": "mixed-precision:dtype=fp16",
+    "fp16=True": "mixed-precision:dtype=fp16",
+    "bf16": "mixed-precision:dtype=bf16",
     "AMP": "mixed-precision",
     "optim=adafactor": "adafactor",
     "optim=adamw_bnb_8bit": "adamw-8bit",
@@ -44,13 +44,13 @@ SPELLINGS = {
 def test_specs_typed_from_habit_are_rejected_with_a_spec_that_works(typed: str, spec: str) -> None:
     with pytest.raises(RecipeError) as error:
         parse_strategy(typed)
-    assert str(error.value) == f"There is no strategy '{typed.partition(':')[0]}': use --use {spec}."
+    assert str(error.value) == f"There is no strategy '{typed.partition(':')[0]}': did you mean --use {spec}?"
     assert parse_strategy(spec).spec == spec
 
 
 def test_every_strategy_name_with_underscores_is_corrected() -> None:
     for name in (name for name in STRATEGIES if "-" in name):
-        with pytest.raises(RecipeError, match=f"use --use {name}(:|\\.$)"):
+        with pytest.raises(RecipeError, match=f"did you mean --use {name}(:|\\?$)"):
             parse_strategy(name.replace("-", "_"))
 
 

@@ -97,7 +97,7 @@ JOB_FILES: dict[str, bytes] = {
 
 
 class BadInputs:
-    """The bad inputs, as variations of a training that works."""
+    """The bad inputs, as variations of a run that works."""
 
     def __init__(self, workspace: Workspace, seed: int = 0) -> None:
         self.workspace, self.rng = workspace, random.Random(seed)

@@ -1,4 +1,4 @@
-"""Memory limits: real trainings in less memory than their recipe needs, where the kernel refuses allocations."""
+"""Memory limits: real training runs in less memory than their recipe needs, where the kernel refuses allocations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPES = {"baseline": [], "chunked layers": ["chunked-layers:size=48", "adafact
 
 
 class MemoryLimits:
-    """Trainings under RLIMIT_DATA."""
+    """Training runs under RLIMIT_DATA."""
 
     def __init__(self, folder: Path) -> None:
         self.workspace = Workspace(folder, **SHAPE, **NO_DROPOUT)

@@ -1,8 +1,8 @@
 """Low memory: out-of-memory errors injected into the forward pass, the backward pass, the step and the evaluation.
 
 Each error is one that a library really raises, raised where it would occur. The run has to finish with the same number
-of steps, the same batches and the same losses to rounding as the uninterrupted run. Dropout is off: with dropout other
-micro-batches have other masks.
+of steps, the same batches and the same losses up to rounding as the uninterrupted run. Dropout is off: with dropout
+other micro-batches have other masks.
 """
 
 from __future__ import annotations

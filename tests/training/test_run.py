@@ -106,7 +106,7 @@ def test_reading_the_data_is_measured_and_the_estimate_is_not(
         np.ones(256 << 20, dtype=np.uint8)
         return read_data(job)
 
-    warm_up.cache_clear()  # so that both runs include its small trainings, which take 120 MiB for a short time
+    warm_up.cache_clear()  # so that both runs include its small training steps, which take 120 MiB for a short time
     usual = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "usual", device="cpu", quiet=True)
     warm_up.cache_clear()
     monkeypatch.setattr("tightfit.training.setup.read_data", read)

@@ -45,7 +45,10 @@ DeviceOrGpu = Annotated[
 Avoid = Annotated[list[str] | None, typer.Option(help="Strategy to exclude from the plan. Repeatable.")]
 Allow = Annotated[
     str | None,
-    typer.Option(help="Strongest effect on the result to allow: same, close or different. [default: close]"),
+    typer.Option(
+        help="How much the trained model may differ: same (equal up to rounding), close (same quality) or different "
+        "(fewer trained parameters). A recipe of a later kind is used only if none before it fits. [default: close]"
+    ),
 ]
 Use = Annotated[list[str] | None, typer.Option(help="Strategy to use, as name:key=value,key=value. Repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -57,7 +60,9 @@ RunFolder = Annotated[Path, typer.Argument(help="Run folder written by tightfit 
 @with_job_settings
 def plan(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings, or a plan.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Job file (YAML: model, data, …) or plan file.", metavar="FILE")
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Memory limit, such as 4GB. [default: all of the device's memory]")
     ] = None,
@@ -69,7 +74,10 @@ def plan(
     export: Annotated[Path | None, typer.Option(help="Write the plan as a transformers script (.py).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose the fastest recipe that fits a memory budget. Prints the reasons and the alternatives."""
+    """Choose a recipe (strategies) that fits a memory budget. Prints the reasons and the alternatives.
+
+    It is the fastest recipe with result `same` that fits; if there is none, the fastest with result `close`.
+    """
     job, specs = _job_and_recipe(file, settings, use, "plan")
     with _prefetch(job):
         from tightfit.cli.planning import Request, run_plan
@@ -90,7 +98,9 @@ def plan(
 @with_job_settings
 def train(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="Plan, or YAML file with the job's settings and `use`.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Plan file, or job file; its key `use` lists strategies.", metavar="FILE")
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Memory limit, such as 4GB: train with the recipe that plan would choose.")
     ] = None,
@@ -108,7 +118,7 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model on a data file. With --budget, the recipe is planned to fit it."""
+    """Fine-tune a model on a data file. With --budget, first choose a recipe that fits it, as `plan` does."""
     job, specs = _job_and_recipe(file or _job_file_of(out, resume), settings, use, "train")
 
     from tightfit.api import train as run_training
@@ -135,7 +145,9 @@ def train(
 @with_job_settings
 def estimate(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings and `use`.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="Job file; its key `use` lists strategies.", metavar="FILE")
+    ] = None,
     use: Use = None,
     device: DeviceOrGpu = None,
     probe: Annotated[
@@ -143,7 +155,7 @@ def estimate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the memory of a training, by phase and kind. Needs no weights and runs no step."""
+    """Predict the memory of training, by phase and type of memory. Loads no weights and runs no training step."""
     job, specs = _job_and_recipe(file, settings, use, "estimate")
     with _prefetch(job):
         from tightfit.api import estimate as run_estimate
@@ -162,24 +174,28 @@ def estimate(
 @with_job_settings
 def compare(
     settings: dict[str, Any],
-    file: Annotated[Path | None, typer.Argument(help="YAML file with the job's settings.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Job file (YAML: model, data, …).", metavar="FILE")] = None,
     preset: Annotated[
-        str, typer.Option(help="Recipes to compare: tutorial (the usual tutorials' steps), ours, or all.")
+        str,
+        typer.Option(
+            help="Recipes to compare: tutorial (the usual advice, one strategy added at a time), "
+            "tightfit (recipes that train every layer) or all."
+        ),
     ] = "all",
     recipe: Annotated[
         list[str] | None,
         typer.Option(help="Recipe instead of a preset: 'micro-batch:size=8 adafactor', or baseline. Repeatable."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps to train each recipe for.")] = 8,
-    full: Annotated[bool, typer.Option("--full", help="Train each recipe to the end of the job, for its F1.")] = False,
-    seeds: Annotated[int, typer.Option(help="Trainings per recipe, each with another seed.")] = 1,
+    full: Annotated[bool, typer.Option("--full", help="Train each recipe for all epochs, and report F1.")] = False,
+    seeds: Annotated[int, typer.Option(help="Runs per recipe, each with a different seed.")] = 1,
     budget: Annotated[str | None, typer.Option(help="Memory limit to mark in the chart, such as 4GB.")] = None,
     device: Device = None,
     out: Annotated[Path, typer.Option(help="Folder for comparison.json, .md, .html and .png.")] = Path("comparison"),
     lang: Lang = "en",
     as_json: AsJson = False,
 ) -> None:
-    """Measure recipes side by side: memory, time and result. Each is trained on this machine, in its own process."""
+    """Measure recipes side by side: memory, time and F1. Each is trained on this machine, in its own process."""
     job, _ = _job_and_recipe(file, settings, None, "compare")
 
     from tightfit.api import compare as run_comparison
@@ -213,7 +229,8 @@ def explain(
     args: Annotated[Path | None, typer.Option(help="TrainingArguments as JSON, or the training script (.py).")] = None,
     model: Annotated[str | None, setting("model")] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or a GPU by name: T4. [default: a GPU as large as in the message]")
+        str | None,
+        typer.Option(help="cpu, cuda, or a GPU by name: T4. [default: a GPU with the memory size in the message]"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -263,7 +280,7 @@ def predict(
     run: RunFolder,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to classify; two per pair if the model was trained on pairs.", metavar="[TEXT]..."),
+        typer.Argument(help="Texts to classify; two per pair if the model was trained on pairs.", metavar="TEXT"),
     ] = None,
     data: Annotated[str | None, typer.Option(help="Data file with texts to classify.")] = None,
     text: Annotated[str | None, setting("text")] = None,
@@ -285,9 +302,12 @@ def predict(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN")],
     out: Annotated[
-        Path | None, typer.Option(help="HTML file. [default: report.html in the run folder, or here for several runs]")
+        Path | None,
+        typer.Option(
+            help="HTML file. [default: report.html in the run folder; in the current folder for several runs]"
+        ),
     ] = None,
     lang: Lang = "en",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,

@@ -77,7 +77,7 @@ def planned_recipe(file: Path | None, job: Job, specs: list[str]) -> list[str] |
         return None
     changed = changes(header, job)
     if changed:
-        sys.stderr.write(f"· since {file} was made {'; '.join(changed)}: planning again\n")
+        sys.stderr.write(f"· {'; '.join(changed)} since {file} was written; planning again\n")
     return None if changed else specs
 
 

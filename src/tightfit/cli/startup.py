@@ -1,4 +1,4 @@
-"""Startup and exit of the command line process: slim imports, error messages, fast exit.
+"""Startup and exit of the command line process: few imports, error messages, fast exit.
 
 transformers imports torch's compiler and distributed tensors, 75 MB and a second of every start, although training uses
 them only to mark functions for the compiler and to test whether a tensor is distributed. Stubs answer those two; any

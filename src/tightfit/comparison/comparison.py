@@ -1,4 +1,4 @@
-"""Comparison results: one row per recipe, predicted beside measured."""
+"""Comparison results: one row per recipe, with predicted and measured memory and time."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class RowPrediction(_Value):
 
 
 class Measurement(_Value):
-    """One training of a recipe."""
+    """One training run of a recipe."""
 
     seed: int
     peak_bytes: int
     predicted_bytes: int | None
-    """Predicted by the training itself, before its first step."""
+    """Predicted by the run itself, before its first step."""
     phases: dict[str, int]
     seconds_per_step: float
     steps: int
@@ -54,7 +54,7 @@ class Measurement(_Value):
     first_epoch_seconds: float | None = None
     """Seconds of the first epoch, if the features of a frozen encoder were computed before its steps; else None."""
     metrics: dict[str, float]
-    """Empty unless the training ran to its end."""
+    """Empty unless the run trained for all epochs."""
     notes: list[str]
 
 
@@ -88,7 +88,7 @@ class ComparisonRow(_Value):
 
     @property
     def predicted_peak(self) -> int | None:
-        """The peak predicted by the training itself, else by the simulation before it."""
+        """The peak predicted by the run itself, else by the simulation before it."""
         peaks = [measurement.predicted_bytes for measurement in self.measurements if measurement.predicted_bytes]
         return max(peaks) if peaks else self.predicted.peak_bytes if self.predicted else None
 
@@ -126,7 +126,7 @@ class Comparison(Display, _Value):
     job: Job
     device: str
     steps: int | None
-    """Steps of each training; None if it ran to the end of the job."""
+    """Steps of each run; None if it trained for all epochs."""
     budget_bytes: int | None = None
     rows: list[ComparisonRow]
     versions: dict[str, str]
@@ -161,9 +161,9 @@ def load_comparison(file: Path) -> Comparison:
         raise BadInput(f"{file} is damaged or from another version of tightfit: give another --out.") from None
 
 
-PRESETS = ("tutorial", "ours", "all")
+PRESETS = ("tutorial", "tightfit", "all")
 
-_OURS = (
+_EVERY_LAYER = (
     "micro-batch:size={eighth}",
     "micro-batch:size={eighth} adafactor",
     "chunked-layers:size={quarter} adamw-16bit optimizer-in-backward",
@@ -187,8 +187,8 @@ def find_recipes(recipes: str | Sequence[str], job: Job, device: str | None) -> 
 def _preset(name: str, job: Job, device: str) -> list[Recipe]:
     if name not in PRESETS:
         raise BadInput(f"There is no preset '{name}': {suggest(name, PRESETS)}")
-    recipes = [] if name == "ours" else _tutorial(job)
-    return recipes if name == "tutorial" else [*(recipes or [Recipe()]), *_ours(job, device)]
+    recipes = [] if name == "tightfit" else _tutorial(job)
+    return recipes if name == "tutorial" else [*(recipes or [Recipe()]), *_every_layer(job, device)]
 
 
 def _tutorial(job: Job) -> list[Recipe]:
@@ -199,11 +199,11 @@ def _tutorial(job: Job) -> list[Recipe]:
     return [Recipe.parse(specs) for specs in accumulate(([spec] for spec in added), initial=[])]
 
 
-def _ours(job: Job, device: str) -> list[Recipe]:
+def _every_layer(job: Job, device: str) -> list[Recipe]:
     """Recipes that train every layer, from the fastest to the smallest; GPUs need no tiled attention."""
     sizes = {"eighth": max(1, job.batch_size // 8), "quarter": max(1, job.batch_size // 4)}
     kernel = ["tiled-attention"] if device == "cpu" else []
-    return [Recipe.parse([*kernel, *specs.format(**sizes).split()]) for specs in _OURS]
+    return [Recipe.parse([*kernel, *specs.format(**sizes).split()]) for specs in _EVERY_LAYER]
 
 
 _MIN_SHARE = 0.02  # of the parent's peak; smaller differences are not listed

@@ -1,6 +1,6 @@
 """Batches: which rows each batch holds, and how a batch is cut into micro-batches and chunks.
 
-- Row order: follows from the seed, so every batch of a training is known before it starts.
+- Row order: follows from the seed, so every batch of a run is known before it starts.
 - Micro-batches: a batch sorted by length and cut, each part without the padding it does not need.
 - Chunks: rows that pass through a layer together, cut where padding costs least.
 """
@@ -34,7 +34,7 @@ _CHUNK_COST_TOKENS = 64  # measured on a CPU: a row takes 1.07 times as long in 
 
 
 def num_steps(job: Job, rows: int) -> int:
-    """The number of optimizer steps of a whole training."""
+    """The number of optimizer steps of a whole training run."""
     return job.max_steps or math.ceil(job.epochs * math.ceil(rows / job.batch_size))
 
 
@@ -79,7 +79,7 @@ class BucketSampler:
 
 
 def batch_indices(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Iterator[IntArray]:
-    """The rows of every batch of a training, in the order of accelerate's seeded sampler or of BucketSampler."""
+    """The rows of every batch of a training run, in the order of accelerate's seeded sampler or of BucketSampler."""
     left = num_steps(job, rows)
     epoch = 0
     while left:
@@ -91,13 +91,13 @@ def batch_indices(job: Job, rows: int, buckets: LengthBuckets | None = None) -> 
 
 
 def sample_batches(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Iterator[IntArray]:
-    """The first batches of a training: at least one epoch, but bounded, as max_steps may be a billion."""
+    """The first batches of a training run: at least one epoch, but bounded, as max_steps may be a billion."""
     most = max(math.ceil(rows / job.batch_size), min(_SAMPLED_BATCHES, _SAMPLED_ROWS // job.batch_size))
     return itertools.islice(batch_indices(job, rows, buckets), most)
 
 
 def rows_seen(job: Job, rows: int, buckets: LengthBuckets | None = None) -> IntArray:
-    """The rows that a training uses: not all of them if it has less than an epoch of steps."""
+    """The rows that a training run uses: not all of them if it has less than an epoch of steps."""
     if num_steps(job, rows) >= math.ceil(rows / job.batch_size):
         return np.arange(rows)
     return np.unique(np.concatenate(list(batch_indices(job, rows, buckets))))
@@ -236,8 +236,8 @@ class Chunk(NamedTuple):
 def partition_by_tokens(lengths: Sequence[int], tokens: int) -> list[Chunk]:
     """Cut rows, in their order, into chunks of at most `tokens` tokens, at the least cost.
 
-    Padding costs as much as other tokens, and each chunk has a small fixed cost. A row with more tokens is a chunk by
-    itself.
+    Padding costs as much as other tokens, and each chunk has a small fixed cost. A row longer than `tokens` is a chunk
+    by itself.
     """
     best: list[tuple[int, Chunk | None]] = [(0, None)]
     for end in range(1, len(lengths) + 1):

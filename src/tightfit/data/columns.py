@@ -26,7 +26,7 @@ _LABEL_NAMES = (
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that a training reads."""
+    """The columns that training reads."""
 
     text: tuple[str, ...]
     """One column, or two for text pairs."""

@@ -2,7 +2,7 @@
 
 Only the offsets of the cells are in memory. The file disappears with the process, even after kill -9. It is read with
 pread and not memory-mapped, as mapped pages count towards the process's memory. The datasets library does the same and
-more, and would cost every training 88 MiB and half a second.
+more, and would cost every training run 88 MiB and half a second.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def _anonymous_file() -> IO[bytes]:
 class FeatureFile:
     """The features that a frozen encoder computed for each row, in an anonymous temporary file; read as whole batches.
 
-    Every row has the same size and a fixed offset, so rows can be written in any order, and rows that a training does
-    not use take no disk space.
+    Every row has the same size and a fixed offset, so rows can be written in any order, and rows that the run does not
+    use take no disk space.
     """
 
     def __init__(self, rows: int, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tightfit.compat import fingerprint_of
 from tightfit.data.readers import Row, Table, detect_encoding, is_table, supported_extensions
-from tightfit.errors import DataError, first_line, suggest
+from tightfit.errors import DataError, closest_name, first_line
 from tightfit.files import digest_of
 from tightfit.optional_imports import ARROW, allow_imports
 
@@ -91,10 +91,17 @@ def find_sources(name: str, *, header: bool = True) -> tuple[Source, Source | No
     if path.is_dir():
         return _folder(path, header)
     if is_table(path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        neighbours = [p.name for p in path.parent.glob("*") if is_table(p)] if path.parent.is_dir() else []
-        hint = suggest(path.name, neighbours) if neighbours else "check the path."
-        raise DataError(f"There is no data file '{name}': {hint}")
+        raise DataError(f"Data file not found: '{name}'. {_other_files(path)}")
     return _hub(name)
+
+
+def _other_files(path: Path) -> str:
+    """The end of the message about a missing file: the file that was probably meant, or those in its folder."""
+    names = sorted(p.name for p in path.parent.glob("*") if is_table(p)) if path.parent.is_dir() else []
+    near = closest_name(path.name, names)
+    if near:
+        return f"Did you mean '{near}'?"
+    return f"Data files in '{path.parent}': {', '.join(names)}." if names else "Check the path."
 
 
 def _file(path: Path, header: bool) -> Source:

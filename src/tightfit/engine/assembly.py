@@ -1,4 +1,4 @@
-"""Assembly: the model and all other parts of a training from a job and a recipe, for simulation and training."""
+"""Builds model, optimizer, batches and step from a job and a recipe; used by simulation and training."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assemble(
 
 
 def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the trainable parameters, stepping in the backward pass if the recipe says so."""
+    """The recipe's optimizer over the trainable parameters, run inside the backward pass if the recipe says so."""
     optimizer = parts.optimizer(parameter_groups(parts), parts.learning_rate)
     if parts.optimizer_in_backward:
         optimizer_in_backward(optimizer, parts.max_grad_norm)

@@ -1,4 +1,4 @@
-"""Meter: measured peak memory of each phase of a training.
+"""Meter: measured peak memory of each phase of training.
 
 On a CPU it is the resident memory of the whole process, on CUDA the memory that torch has reserved. Every instant
 belongs to one phase: a nested phase interrupts the outer one.

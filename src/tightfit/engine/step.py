@@ -1,4 +1,4 @@
-"""The training step: one effective batch through the model in micro-batches, equal to the whole batch in one pass.
+"""The training step: one batch in micro-batches, with the same gradient as the whole batch in one pass.
 
 A head's loss is the mean over the labels it saw, whatever the head. The means of the micro-batches, weighted by their
 share of the batch's labels, add up to the mean of the whole batch, also when rows carry different numbers of labels and

@@ -1,8 +1,8 @@
-"""Fake tensors: how traced code counts work that is simulated only in part.
+"""Loops on fake tensors: simulate one iteration, count it as many.
 
 In a simulation tensors have shapes and no data. A loop over tiles runs only its first tile there, because the others
 allocate the same memory again. This module records how often the loop would have run, and what kind of work an
-operation stands for, so that op counts are those of the real training.
+operation stands for, so that op counts are those of real training.
 """
 
 from __future__ import annotations

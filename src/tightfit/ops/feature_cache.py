@@ -1,4 +1,4 @@
-"""Feature cache: a frozen encoder runs once over each example, and only what the head reads of its output is stored.
+"""Feature cache: a frozen encoder runs once over each example, and only the outputs that the head uses are stored.
 
 A head reads an example at one token (the first, the last, the end token), as a mean over its tokens, or as the
 encoder's pooled output. The head's gradient shows the weight of each token, so no architecture needs special code. The

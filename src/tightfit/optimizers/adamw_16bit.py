@@ -1,8 +1,9 @@
 """AdamW with both moments in bf16: 2 bytes each.
 
-bf16 has the range of fp32 with three decimal digits. That is enough for the first moment, a tenth of which is new at
-every step. Only a thousandth of the second is new, less than its last digit: rounded to nearest it would never change
-again. So it is rounded stochastically, up or down in proportion to the digits that are lost, and is right on average.
+bf16 has the range of fp32 but only two to three significant decimal digits. That is enough for the first moment, which
+changes by a tenth per step (1 - beta1). The second changes by a thousandth (1 - beta2), less than bf16 resolves:
+rounded to nearest, such changes would be lost. So it is rounded stochastically, up or down in proportion to the digits
+that are lost, and is right on average.
 The arithmetic itself is fp32, on tiles in the processor's cache.
 """
 

@@ -1,9 +1,9 @@
-"""Base classes: optimizers that update one parameter at a time, and optimizers that step shadow copies.
+"""Base classes: optimizers that update one parameter at a time, and optimizers that update a copy of each.
 
-A shadow optimizer runs any other optimizer on copies of the parameters. The inner optimizer holds one shadow per
-parameter, empty except while that parameter is stepped: then it holds the weight and its gradient, on whatever device
-and in whatever format is needed. So no copy can become stale, and only the optimizer state stays allocated, which is
-saved in the inner optimizer's own format.
+A shadow optimizer runs any other optimizer on copies of the parameters, in another dtype or on another device. The
+inner optimizer holds one copy (shadow) per parameter, empty except while that parameter is updated: then it holds the
+weight and its gradient. So no copy can become stale, and only the optimizer state stays allocated, which is saved in
+the inner optimizer's own format.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Build = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
 
 
 class ShadowOptimizer(torch.optim.Optimizer):
-    """Steps shadow copies; parameter groups and learning rates are its own, the state is the inner optimizer's."""
+    """Updates shadow copies; parameter groups and learning rates are its own, the state is the inner optimizer's."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, build: Build) -> None:
         super().__init__(groups, {"lr": lr})
@@ -89,7 +89,7 @@ class ShadowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_one(self, parameter: torch.Tensor, shadow: torch.Tensor) -> None:
-        """Step one shadow: it is the only one with a gradient, so the inner optimizer skips the others."""
+        """Update one shadow: it is the only one with a gradient, so the inner optimizer skips the others."""
         assert parameter.grad is not None
         empty = shadow.data
         shadow.data, shadow.grad = self.copy_in(parameter.data), self.copy_in(parameter.grad)

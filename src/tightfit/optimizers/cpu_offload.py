@@ -1,4 +1,4 @@
-"""CPU offload: the optimizer's state and step are in host memory, the parameters on a GPU.
+"""CPU offload: the optimizer state is in host memory and the step runs on the CPU; the parameters stay on the GPU.
 
 The saved state is the inner optimizer's, so a run can be resumed with or without the offload.
 """
@@ -13,7 +13,7 @@ from tightfit.optimizers.base import ShadowOptimizer
 
 
 class CPUOffload(ShadowOptimizer):
-    """Any optimizer, stepping on the CPU for parameters on a GPU."""
+    """Runs the step of any optimizer on the CPU, for parameters on a GPU."""
 
     def make_shadow(self, parameter: torch.Tensor) -> torch.nn.Parameter:
         return torch.nn.Parameter(torch.empty(0, dtype=parameter.dtype, device="cpu"))

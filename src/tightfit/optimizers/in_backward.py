@@ -1,4 +1,4 @@
-"""Optimizer in backward: each parameter is stepped when its gradient is complete, clipped by a running norm."""
+"""Optimizer in backward: update each parameter when its gradient is complete; clip by a running norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GRAD_NORMS_SQ = "grad_norms_sq"
 
 
 def optimizer_in_backward(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
-    """Step and free each gradient in the backward pass, from now on, as long as the optimizer exists."""
+    """Update each parameter and free its gradient in every later backward pass, while the optimizer exists."""
     limit, reference = max_grad_norm, weakref.ref(optimizer)  # a hook lives as long as its parameter
 
     def step(index: int, parameter: torch.Tensor) -> None:
@@ -32,7 +32,7 @@ def optimizer_in_backward(optimizer: torch.optim.Optimizer, max_grad_norm: float
 
 
 def reset_grad_norms(optimizer: torch.optim.Optimizer) -> None:
-    """Discard the recorded norms, for a training that restarts from an earlier step."""
+    """Discard the recorded norms, for a run that restarts from an earlier step."""
     for group in optimizer.param_groups:
         if _GRAD_NORMS_SQ in group:
             group[_GRAD_NORMS_SQ].zero_()

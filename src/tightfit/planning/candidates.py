@@ -24,6 +24,7 @@ _LEAN_OPTIMIZERS = (
     (_SMALLEST_OPTIMIZER, ""),
     (_SMALLEST_OPTIMIZER, _BUCKETING),
 )
+RESULT_CHANGING = ("lora", "freeze")  # the strategies of `result_changing`
 _CHUNKS, _MOST_CHUNKS = 4, 16  # chunked-layers: a quarter of the batch, or the smallest chunk that still saves memory
 
 

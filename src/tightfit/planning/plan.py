@@ -11,6 +11,7 @@ import numpy as np
 from tightfit.device import Budget, Device
 from tightfit.display import Display
 from tightfit.job import Job
+from tightfit.planning.candidates import RESULT_CHANGING
 from tightfit.planning.constraints import Constraints
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
@@ -157,17 +158,17 @@ _MIN_SHARE = 0.01  # of the peak; smaller shares are not mentioned
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a strategy is in a plan: the kinds of memory it frees, their size, and the cost without it."""
+    """Why a strategy is in a plan: the kinds of memory it reduces, their size, and the cost without it."""
 
     strategy: Strategy
     share: float
-    """Fraction of the baseline's peak that is of the kinds it frees."""
+    """Fraction of the baseline's peak that is of the kinds it reduces."""
     without: Option | None
     chosen: Option
 
     def __str__(self) -> str:
         share = _share(self.strategy, self.share) if self.share >= _MIN_SHARE else ""
-        return f"{self.strategy.spec}: {share}{self.strategy.summary}{_cost_without(self.without, self.chosen)}"
+        return f"{self.strategy.spec}: {self.strategy.summary}{share}.{_cost_without(self.without, self.chosen)}"
 
     def to_json(self) -> dict[str, Any]:
         """The reason as JSON values."""
@@ -195,16 +196,15 @@ def rejections(rejected: Iterable[str], chosen: Recipe, device: Device, constrai
     for kind in STRATEGIES.values():
         if not kind.is_available():
             yield f"{kind.name}: needs the package {kind.requires}: pip install {kind.requires}"
-    changing = [name for name, kind in STRATEGIES.items() if kind.result is Result.DIFFERENT]
     if constraints.allow is not Result.DIFFERENT:
-        yield f"{', '.join(changing)}: they change what is trained; --allow different tries them if nothing else fits"
+        yield f"{', '.join(RESULT_CHANGING)}: they train fewer parameters; used only with --allow different"
 
 
 def _share(strategy: Strategy, share: float) -> str:
-    """The part of the baseline's peak that the strategy can free."""
+    """The part of the baseline's peak that the strategy can reduce."""
     names = " and ".join(kind.value for kind in strategy.frees)
     verb = "is" if names == "optimizer state" else "are"
-    return f"{names} {verb} {share:.0%} of the baseline's peak; it "
+    return f"; {names} {verb} {share:.0%} of the baseline's peak"
 
 
 def _cost_without(without: Option | None, chosen: Option) -> str:
@@ -212,7 +212,7 @@ def _cost_without(without: Option | None, chosen: Option) -> str:
         return ""
     longer = without.seconds_per_epoch - chosen.seconds_per_epoch
     time = f"{format_seconds(abs(longer))} {'slower' if longer > 0 else 'faster'} per epoch"
-    return f" (without it {format_bytes(without.peak)}, {time})"
+    return f" Without it: peak {format_bytes(without.peak)}, {time}."
 
 
 # What a smaller maximum length would save and lose, from the lengths of the data. Texts are truncated only on request.
@@ -253,7 +253,7 @@ def truncation_cost(planner: Planner, tokens: int) -> str:
 
 
 _MIB = 1 << 20
-_IN_REACH = 1.25  # times the budget: halving the length saves no more than that, and the simulation takes seconds
+_MAX_OVERSHOOT = 1.25  # x budget; above this, halving the length is not enough, so its slow simulation is skipped
 _SMALLER = {"xlarge": "large", "large": "base"}  # usual sizes of a model family
 
 
@@ -274,7 +274,7 @@ def suggestions(planner: Planner, closest: Option, budget: Budget, constraints: 
 def _shorter_texts(planner: Planner, closest: Option, budget: Budget) -> Iterator[str]:
     tokens = planner.simulation.lengths.longest // 2
     shortened = any(strategy.name == "max-length" for strategy in closest.recipe.strategies)
-    if shortened or tokens < 2 or closest.upper_bound > _IN_REACH * budget.size:
+    if shortened or tokens < 2 or closest.upper_bound > _MAX_OVERSHOOT * budget.size:
         return
     option = planner.option(Recipe.parse([*closest.recipe.specs, f"max-length:tokens={tokens}"]))
     if option is not None and option.fits(budget):

@@ -31,7 +31,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Selector:
-    """Selects the recipe of a training within a budget and constraints."""
+    """Selects the recipe of a training run within a budget and constraints."""
 
     budget: Budget
     constraints: Constraints

@@ -1,4 +1,4 @@
-"""Charts of the report, drawn with matplotlib: as inline SVG for a page, as an SVG file, or as PNG.
+"""Draws charts with matplotlib: as inline SVG for a page, as an SVG file, or as PNG.
 
 Black stands for the page's text colour: in a page it becomes `currentColor`, so that a chart is readable on light and
 dark backgrounds. The other colours are those of Paul Tol's "bright" scheme, which is safe for colour-blind readers.
@@ -150,7 +150,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def curves(lines: Mapping[str, Points], xlabel: str, resumed: Sequence[float] = ()) -> Figure:
-    """Values over the steps of a training, such as loss or F1; dotted lines mark the steps it was resumed from."""
+    """Values over the steps of a run, such as loss or F1; dotted lines mark the steps it was resumed from."""
     figure, axes = new_figure(4.6, 2.4)
     for (name, points), colour in zip(lines.items(), LINE_COLOURS * len(lines), strict=False):
         marker = "o" if len(points) <= 12 else ""

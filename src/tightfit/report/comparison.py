@@ -40,7 +40,7 @@ def _strings(comparison: Comparison, language: str) -> Strings:
 
 
 def columns(comparison: Comparison) -> list[str]:
-    """The columns of the table: F1 only if a training ran to its end."""
+    """The columns of the table: F1 only if a run trained for all epochs."""
     scored = any(row.scores("f1") for row in comparison.rows)
     return [name for name in _COLUMNS if scored or name != "f1"]
 
@@ -80,7 +80,7 @@ def _change(comparison: Comparison, row: ComparisonRow, strings: Strings) -> str
 
 
 def about(comparison: Comparison, strings: Strings) -> str:
-    """The model, the data, the batch, the device and the length of each training."""
+    """The model, the data, the batch, the device and the length of each run."""
     job = comparison.job
     if comparison.steps is None:
         how_long = strings.comparison("full_training")

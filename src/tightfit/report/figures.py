@@ -1,4 +1,4 @@
-"""Charts of the report as inline SVG, with legend and caption."""
+"""Figures of the report: chooses the data of each chart, and adds legend and caption."""
 
 from __future__ import annotations
 

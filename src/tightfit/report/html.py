@@ -195,7 +195,7 @@ def estimate_as_html(estimate: Estimate) -> str:
 
 
 def run_as_html(run: Run) -> str:
-    """The scores, and memory by phase, predicted beside measured."""
+    """The scores, and predicted and measured memory by phase."""
     strings, header = Strings("en").for_devices([run.device]), load_header(Path(run.folder))
     estimate = header.estimate if header else None
     predicted, measured = run.predicted.phases or {}, run.measured.phases

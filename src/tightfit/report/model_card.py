@@ -124,7 +124,7 @@ def _about_memory(run: Run) -> str:
     phase = max(run.measured.phases, key=lambda name: run.measured.phases[name])
     what = "the whole process" if "CPU" in run.device else "the memory that torch reserved on the GPU"
     effect = {
-        "same": "that of the baseline, equal to rounding",
+        "same": "that of the baseline, equal up to rounding",
         "close": "close to that of the baseline: different arithmetic, same quality",
         "different": "different from that of the baseline: fewer trained parameters or shorter text",
     }

@@ -1,4 +1,4 @@
-"""Progress of trainings and comparisons on stderr: a bar in a terminal, some lines in a log file."""
+"""Progress of training runs and comparisons on stderr: a bar in a terminal, some lines in a log file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self, meter: Meter) -> Iterator[Progress]:
-        """The progress bar of a training; it is removed also after an error."""
+        """The progress bar of a training run; it is removed also after an error."""
         progress = Progress(self.console, meter)
         try:
             yield progress
@@ -66,7 +66,7 @@ def _silence_libraries() -> None:
 
 
 class Progress(TrainerCallback):
-    """Steps, loss, memory and remaining time of a training."""
+    """Steps, loss, memory and remaining time of a training run."""
 
     def __init__(self, console: Console, meter: Meter) -> None:
         self.console, self.meter = console, meter
@@ -82,7 +82,7 @@ class Progress(TrainerCallback):
         )
 
     def on_features(self, done: int, total: int) -> None:
-        """Count the rows that the frozen encoder has processed, before the training."""
+        """Count the rows that the frozen encoder has processed, before training starts."""
         if not self.bar.tasks:
             self._line(f"running the frozen encoder once over {total:,} rows")
             self.rows = self.bar.add_task("features", total=total, about="rows")

@@ -241,7 +241,7 @@ def _plan(view: RunView) -> dict[str, Any] | None:
     return view.header.plan if view.header else None
 
 
-# Memory and time: predicted beside measured, by phase; the largest tensors.
+# Memory by phase and time, predicted and measured; the largest tensors.
 
 
 _PHASE_ORDER = (*PHASES, OTHER)
@@ -258,7 +258,7 @@ class PhaseRow(NamedTuple):
 
 
 def phases(view: RunView, strings: Strings) -> list[PhaseRow]:
-    """Every phase that was predicted or measured, in the order of a training."""
+    """Every phase that was predicted or measured, in the order of a training run."""
     predicted, measured = predicted_phases(view), measured_phases(view)
     names = sorted({*predicted, *measured}, key=lambda name: (_phase_order(name), name))
     peaks = measured or predicted

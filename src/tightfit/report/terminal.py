@@ -17,7 +17,7 @@ from tightfit.report.i18n.strings import Strings
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import REQUIRED, MemoryKind
+from tightfit.strategies.base import REQUIRED, MemoryKind, Result
 from tightfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -156,14 +156,14 @@ _HEADINGS = ("peak", "time/epoch", "result", "recipe")
 def show_plan(plan: Plan, console: Console) -> None:
     """The chosen recipe and why, what the baseline needs, what was rejected, and the alternatives."""
     console.print(verdict(plan), style="bold", markup=False)
-    console.print(f"\nBaseline  {baseline_line(plan)}", markup=False)
+    console.print(f"\n{baseline_line(plan)}", markup=False)
     for heading, lines in sections(plan):
         console.print(f"\n{heading}", style="bold", markup=False)
         for line in lines:
             console.print(f"  {line}", markup=False)
     if plan.alternatives:
-        console.print("\nAlternatives", style="bold")
-        for line in _alternatives(plan):
+        console.print("\nAlternatives that fit", style="bold")
+        for line in (*_same_before_close(plan), *_alternatives(plan)):
             console.print(f"  {line}", markup=False)
 
 
@@ -180,7 +180,7 @@ def plan_as_text(plan: Plan) -> str:
 def plan_as_html(plan: Plan) -> str:
     """The plan for a notebook, in tags without styles of their own."""
     parts = [f"<p><b>{escape(verdict(plan)).replace(chr(10), '<br>')}</b></p>"]
-    parts.append(f"<p>Baseline: {escape(baseline_line(plan))}</p>")
+    parts.append(f"<p>{escape(baseline_line(plan))}</p>")
     parts += [f"<p>{escape(note)}</p>" for note in plan.notes]
     for heading, lines in sections(plan):
         items = "".join(f"<li>{escape(line)}</li>" for line in lines)
@@ -196,18 +196,19 @@ def verdict(plan: Plan) -> str:
     """Whether it fits, with which recipe, and what that recipe needs."""
     chosen = plan.chosen
     if not plan.fits:
-        return f"It does not fit {plan.budget}. The closest is {chosen.title}: {_cost(chosen)}."
-    return f"It fits {plan.budget}: {chosen.title}\n{_cost(chosen)}; result: {_STRINGS.result(chosen.result.value)}."
+        return f"Does not fit the budget of {plan.budget}. The closest is {chosen.title}\nPredicted {_cost(chosen)}."
+    result = _STRINGS.result(chosen.result.value)
+    return f"Fits the budget of {plan.budget} with {chosen.title}\nPredicted {_cost(chosen)}; result: {result}."
 
 
 def baseline_line(plan: Plan) -> str:
-    """What the baseline needs, by kind, and whether it fits."""
+    """Whether the baseline fits, and what it needs, by kind."""
     estimate = plan.baseline.estimate
     kinds = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
     shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > estimate.peak / 50]
     by_kind = ", ".join([*shares, f"{_overhead_name(estimate)} {format_bytes(estimate.overhead)}"])
     fits = "fits" if plan.baseline.fits(plan.budget) else "does not fit"
-    return f"{_cost(plan.baseline)} ({by_kind}): {fits}"
+    return f"Baseline (no strategies): {fits}. Predicted {_cost(plan.baseline, f' ({by_kind})')}."
 
 
 def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
@@ -222,6 +223,12 @@ def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "Rejected", list(plan.rejected)
 
 
+def _same_before_close(plan: Plan) -> Iterator[str]:
+    """Why a `close` recipe was not chosen, although it may be faster."""
+    if plan.chosen.result is Result.SAME and any(option.result is Result.CLOSE for option in plan.alternatives):
+        yield "`close` recipes (not the same numbers, same quality) are used only if no `same` recipe fits."
+
+
 def _alternatives(plan: Plan) -> list[str]:
     """Aligned columns, the recipe last: it may be longer than the terminal is wide."""
     rows = [_HEADINGS, *(_row(option) for option in plan.alternatives)]
@@ -233,12 +240,16 @@ def _row(option: Option) -> tuple[str, str, str, str]:
     return format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value, option.title
 
 
-def _cost(option: Option) -> str:
-    cached = option.estimate.phases[option.estimate.phase][MemoryKind.ALLOCATOR]
-    allocator = f", {format_bytes(cached)} of it allocator cache" if cached > option.peak / 50 else ""
-    host = f", {format_bytes(option.estimate.host)} of host memory" if option.estimate.host else ""
+def _cost(option: Option, shares: str | None = None) -> str:
+    shares = _allocator_share(option) if shares is None else shares
+    host = f", plus {format_bytes(option.estimate.host)} of host memory" if option.estimate.host else ""
     time = f"about {format_seconds(option.seconds_per_epoch)} per epoch"
-    return f"peak {format_bytes(option.peak)} in {option.estimate.phase}{allocator}{host}, {time}"
+    return f"peak {format_bytes(option.peak)} in {option.estimate.phase}{shares}{host}; {time}"
+
+
+def _allocator_share(option: Option) -> str:
+    cached = option.estimate.phases[option.estimate.phase][MemoryKind.ALLOCATOR]
+    return f" ({format_bytes(cached)} of it allocator cache)" if cached > option.peak / 50 else ""
 
 
 # Strategies.
@@ -248,11 +259,12 @@ def show_strategies(console: Console) -> None:
     """The list of strategies, two lines each so that it fits any terminal."""
     for row in strategy_rows():
         settings = f"   settings: {row.settings}" if row.settings else ""
-        console.print(f"[bold]{row.name}[/bold]   result: {row.result}   frees: {row.frees or 'nothing'}{settings}")
+        console.print(f"[bold]{row.name}[/bold]   result: {row.result}   reduces: {row.frees or 'nothing'}{settings}")
         console.print(f"    {row.summary}", markup=False)
     console.print("\nUse a strategy with --use name:key=value,key=value; repeat --use to combine several.")
     results = [_STRINGS.result(result) for result in ("same", "close", "different")]
-    console.print(f"Results: {'; '.join(results)}.")
+    console.print(f"Result, the effect on the trained model: {'; '.join(results)}.")
+    console.print("Settings are explained in docs/strategies.md.")
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Predicted(_Value):
     """None if memory could not be estimated."""
     phases: dict[str, int] | None = None
     seconds_per_step: float | None = None
-    """Only for a training with a budget."""
+    """Only for a run with a budget."""
 
 
 class DataSummary(_Value):

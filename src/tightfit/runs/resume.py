@@ -51,7 +51,7 @@ def check_steps_left(checkpoint: Path, steps: int) -> None:
     done = step_of(checkpoint)
     if done > steps:
         raise BadInput(
-            f"{checkpoint} is at step {done:,} and this training has only {steps:,} steps: give more --epochs or "
+            f"{checkpoint} is at step {done:,} and this run has only {steps:,} steps: give more --epochs or "
             "--max-steps, or start another run with another --out."
         )
 

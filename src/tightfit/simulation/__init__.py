@@ -1,1 +1,1 @@
-"""Simulation: estimates the memory of a training by running it on fake tensors, without loading weights."""
+"""Simulation: estimates the memory of training by running it on fake tensors, without loading weights."""

@@ -1,7 +1,7 @@
 """Results of data-dependent operations, which fake tensors cannot compute.
 
-Results of data-dependent ops in a usual batch, since fake tensors hold no data. Some heads (T5, BART) look for the
-end token of each row and check that every row has one: every row has exactly one, and every check passes.
+The results are those of a usual batch. Some heads (T5, BART) look for the end token of each row and check that every
+row has one: every row has exactly one, and every check passes.
 """
 
 from __future__ import annotations

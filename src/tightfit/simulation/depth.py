@@ -253,11 +253,11 @@ def _agreeing(fewer: list[object], more: list[object], i: int, j: int) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
-# An optimizer that steps after the backward pass does not depend on how the gradients were computed. So every way of
+# An optimizer step after the backward pass does not depend on how the gradients were computed. So every way of
 # computing gradients and every optimizer are traced once, not every pair.
 
 
-def with_optimizer_of(gradients: Trace, optimizer: Trace) -> Trace:
+def replace_optimizer_steps(gradients: Trace, optimizer: Trace) -> Trace:
     """The trace of `gradients` with its optimizer steps replaced by those of `optimizer`."""
     replaced, steps = (_Interval(trace.marks[PASS_END], trace.marks[STEPS_END]) for trace in (gradients, optimizer))
     delay, shift = steps.length - replaced.length, replaced.start - steps.start

@@ -1,4 +1,4 @@
-"""Memory estimate: the bytes that a training will need, by phase and kind."""
+"""Memory estimate: the bytes that training will need, by phase and kind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from tightfit.device import Device
 from tightfit.display import HTMLDisplay
-from tightfit.simulation.accuracy import PROCESS_NOISE, accuracy_on
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
+from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
 from tightfit.simulation.scaling import Array, BatchShape
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.strategies.base import MemoryKind

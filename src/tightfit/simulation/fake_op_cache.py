@@ -17,7 +17,7 @@ import torch
 from tightfit.compat import DisableTorchDispatch, FakeTensor, OpOverload, make_subclass, schema_of, storage_id
 
 _MISSING = object()
-_FIRST, _UNKNOWN = "first argument", "unknown"
+_FIRST_ARGUMENT, _UNKNOWN = "first argument", "unknown"
 _KEY_TYPES = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -82,7 +82,7 @@ class FakeOpCache:
         if known is _MISSING:
             return self._store(key, func(*args, **kwargs), args)
         if written is not None:
-            return args[0] if written == _FIRST else kwargs[written]
+            return args[0] if written == _FIRST_ARGUMENT else kwargs[written]
         return _map(lambda layout: layout and layout.make(args), known)
 
     def _store(self, key: Any, out: Any, args: tuple[Any, ...]) -> Any:
@@ -107,7 +107,7 @@ def _written_by(func: Any) -> str | None:
         return _UNKNOWN
     if written[0].kwarg_only:
         return str(written[0].name)
-    return _FIRST if written[0].name == schema.arguments[0].name else _UNKNOWN
+    return _FIRST_ARGUMENT if written[0].name == schema.arguments[0].name else _UNKNOWN
 
 
 def _map(change: Callable[[Any], Any], out: Any) -> Any:

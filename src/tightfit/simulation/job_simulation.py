@@ -17,7 +17,7 @@ from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.models import layer_period, load_config, load_tokenizer, num_layers
 from tightfit.processes import map_in_forks, usable_cpus
-from tightfit.simulation.depth import extrapolate_depth, with_optimizer_of
+from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
 from tightfit.simulation.op_counts import Table
 from tightfit.simulation.process_size import process_bytes, process_size_note
@@ -268,7 +268,7 @@ class Simulation:
         (gradients, _), (optimizer, _) = (self.traced(part) for part in separate)
         if not gradients.is_scalable or not optimizer.is_scalable:
             return None
-        trace = with_optimizer_of(gradients.training.trace, optimizer.training.trace)
+        trace = replace_optimizer_steps(gradients.training.trace, optimizer.training.trace)
         return replace(gradients.training, trace=trace, optimizer_op_counts=optimizer.training.optimizer_op_counts)
 
     def _trace_fixed(self, recipe: Recipe) -> TracedRecipe:
@@ -329,9 +329,13 @@ def _section_shapes(worst: WorstShapes, traced: TracedRecipe) -> list[tuple[int,
     """The rows and tokens of every traced section; None leaves a section out."""
     if not traced.is_scalable:
         return [*worst.feature_cache, *worst.micro_batches, worst.evaluation]
-    first, later = ([*shapes, None][:2] for shapes in (worst.first_batch, worst.micro_batches))
+    first_pass, later_passes = _padded_to_two(worst.first_batch), _padded_to_two(worst.micro_batches)
     feature_cache, no_features = ([*worst.feature_cache, None], [None, None]) if worst.feature_cache else ([], [])
-    return [*feature_cache, *first, worst.evaluation, None, *no_features, *later, None, None]
+    return [*feature_cache, *first_pass, worst.evaluation, None, *no_features, *later_passes, None, None]
+
+
+def _padded_to_two(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+    return [*shapes, None][:2]
 
 
 @lru_cache(maxsize=4)

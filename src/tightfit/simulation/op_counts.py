@@ -1,4 +1,4 @@
-"""Op counts: the ops of a traced training by kind, with their cost.
+"""Op counts: the ops of a traced training run by kind, with their cost.
 
 Each op has a kind, a cost (floating-point operations of a matmul, bytes read and written of any other op) and a number
 of calls. `tightfit.timing` turns them into seconds.

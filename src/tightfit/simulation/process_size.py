@@ -1,4 +1,4 @@
-"""Process size: the memory of this process without any tensor, with everything loaded that a training loads."""
+"""Process size: the memory of this process without any tensor, with all libraries loaded that training needs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
         return device.context_bytes
     warm_up(loads_weights)
     tune_malloc()
-    return resident_bytes()  # not by a Meter: this may run inside a training, which already has one
+    return resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
 
 
 def process_size_note(device: Device, overhead: int) -> tuple[str, ...]:
-    """A note that the same training needs less memory on the command line, where that is so."""
+    """A note that the same training run needs less memory on the command line, where that is so."""
     if device.kind != "cpu" or is_slim():
         return ()
     return (
@@ -40,8 +40,8 @@ def process_size_note(device: Device, overhead: int) -> tuple[str, ...]:
 def warm_up(loads_weights: bool) -> None:
     """Load libraries and, by small real steps, threads, buffers and kernel code: some 40 MB that stay allocated.
 
-    The second recipe uses code that the first does not; a training that needs only one of them takes 8 MB less than
-    measured here.
+    The second recipe uses code that the first does not; a training run that needs only one of them takes 8 MB less
+    than measured here.
     """
     import torch
     import transformers.trainer  # noqa: F401

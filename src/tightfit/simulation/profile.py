@@ -55,13 +55,13 @@ class StepProfile:
     """Live bytes at every point."""
     segments: list[Segment]
     largest: list[TensorGroup]
-    """The largest tensors at the peak of the whole training, which may be outside the step; most memory first."""
+    """The largest tensors at the peak of the whole run, which may be outside the step; most memory first."""
     phase: str
     """The phase of that peak."""
 
 
 def profile_of(timeline: Timeline, trace: Trace, shapes: Sequence[BatchShape | None], peak: str) -> StepProfile | None:
-    """The profile of a traced training's step; None if it has no step. `peak` is the phase of the estimate's peak."""
+    """The profile of a traced step; None if it has no step. `peak` is the phase of the estimate's peak."""
     if timeline.step is None:
         return None
     sizes, spans = timeline.read(shapes)

@@ -1,4 +1,4 @@
-"""Simulation of one training: run its phases on fake tensors, built by the same assembly as the real training."""
+"""Simulation of one training run: its phases run on fake tensors, built by the same code as real training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BatchShapes:
 
 @dataclass(frozen=True)
 class TracedTraining:
-    """A traced training: its allocation trace, op counts and parts (with fake tensors)."""
+    """A traced training run: its allocation trace, op counts and parts (with fake tensors)."""
 
     trace: Trace
     parts: Parts
@@ -83,7 +83,7 @@ def trace_training(
     layers: int | None = None,
     fake: bool = True,
 ) -> TracedTraining:
-    """Build the training and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
+    """Build the training run and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
     trace = Trace()
     tracer = Tracer(trace, scratch_on(device))
     mode = fake_tensors(device) if fake else contextlib.nullcontext()
@@ -121,7 +121,7 @@ def alloc_workspaces(device: Device, trace: Trace) -> None:
 def _fake_mode() -> FakeTensorMode:
     """One mode for all traces, so that the results of ops are computed and cached once."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    disable_fake_cache(mode)  # our cache (fake_ops.py) is looked up first, and two caches are slower than one
+    disable_fake_cache(mode)  # our cache (fake_op_cache.py) is looked up first, and two caches are slower than one
     with mode:  # trigger its lazy imports now: during the first trace they would keep frames that hold tensors
         torch.ones(1, 1)[0, 0] = 0
     return mode
@@ -209,8 +209,8 @@ def _evaluate(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
 def _save_and_load_best(parts: Parts, trace: Trace) -> None:
     """Saving writes directly from the weights; loading reads one tensor at a time into host memory.
 
-    Every training loads weights, since the pre-flight restores them. There is no optimizer state at that point, so this
-    is the upper bound.
+    Every training run loads weights, since the pre-flight restores them. There is no optimizer state at that point, so
+    this is the upper bound.
     """
     trace.start_phase("save")
     if parts.device.kind != "cuda":

@@ -1,6 +1,6 @@
-"""Timeline: a traced training as arrays, with a second pass inserted, to be evaluated for any batch shape.
+"""Timeline: a trace as arrays, with a second forward and backward pass, evaluated for any batch shape.
 
-A trace has one pass over the micro-batches and two optimizer steps. The first pass of a real training runs without
+A trace has one pass over the micro-batches and two optimizer steps. The first pass of real training runs without
 optimizer state and all later ones with it, so the pass is inserted again between the two steps.
 """
 

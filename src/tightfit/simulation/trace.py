@@ -1,4 +1,4 @@
-"""Allocation trace: every memory block that a training allocates and frees, in order, with its purpose."""
+"""Allocation trace: every memory block that training allocates and frees, in order, with its purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worst case: the largest micro-batches of a training, which determine its peak memory.
+"""Worst case: the largest micro-batches of a training run, which determine its peak memory.
 
 They are computed from the batches that the sampler really makes of the data, which rarely reach the maximum length.
 """
@@ -108,7 +108,7 @@ _SAMPLE_BATCHES = 128  # enough to estimate the mean time of a batch
 
 @dataclass(frozen=True)
 class WorstShapes:
-    """Rows and tokens of the two largest micro-batches of a training, and of its largest evaluation batch."""
+    """Rows and tokens of the two largest micro-batches of a training run, and of its largest evaluation batch."""
 
     micro_batches: tuple[BatchShape, ...]
     evaluation: BatchShape

@@ -1,4 +1,4 @@
-"""The list of strategies, by increasing effect on the result; a new strategy is one file and one line here."""
+"""The list of strategies, in the order in which a recipe applies them; a new strategy is one file and one line here."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Adafactor(Strategy):
     name: ClassVar[str] = "adafactor"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "stores second moments per row and column instead of per parameter, and no first moment"
+    summary: ClassVar[str] = "stores second moments per row and column of each weight matrix, and no first moment"
     exclusive: ClassVar[str | None] = "optimizer"
     step_only: ClassVar[bool] = True
 

@@ -25,7 +25,7 @@ class AdamW(Strategy):
     name: ClassVar[str] = "adamw"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "uses the default optimizer, with a fused kernel where the device has one"
+    summary: ClassVar[str] = "is the default optimizer; name it to pin it or to turn off its fused kernel (fused=false)"
     exclusive: ClassVar[str | None] = "optimizer"
     step_only: ClassVar[bool] = True
 

@@ -1,7 +1,8 @@
-"""The strategy contract.
+"""Base class of strategies.
 
-A strategy is one file: in words, what it frees and why, then a small frozen dataclass whose fields are its settings.
-`apply` takes the parts of a training and returns them changed. It has no memory formula: the simulation measures it.
+A strategy is one file: a docstring on what it saves and why, then a small frozen dataclass with its settings as fields.
+`apply` takes the parts of a training step and returns them changed. It has no memory formula: the simulation measures
+it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 class Result(str, Enum):
     """What a strategy does to the trained model."""
 
-    SAME = "same"  # equal to rounding
-    CLOSE = "close"  # different arithmetic, same quality
-    DIFFERENT = "different"  # a different training: fewer parameters or less text
+    SAME = "same"  # equal up to rounding
+    CLOSE = "close"  # not the same numbers, same quality
+    DIFFERENT = "different"  # fewer trained parameters or shorter text
 
 
 class MemoryKind(str, Enum):

@@ -1,10 +1,10 @@
 """Weights and gradients in bf16.
 
 Weights take 4 bytes a parameter and gradients as many. In bf16 they take 2 each, and activations take half as well:
-bf16 has the range of fp32 with three decimal digits. The optimizer steps each parameter in fp32, and the result is
-rounded stochastically, so that steps smaller than the last digit are not lost but happen now and then. Saved weights
-are in bf16 too. The results are close to those of fp32; mixed-precision, which keeps the weights in fp32, is closer
-where it fits.
+bf16 has the range of fp32 but only two to three decimal digits. The optimizer updates each parameter in fp32, and the
+result is rounded stochastically, so that updates below the last digit are not lost but happen now and then. Saved
+weights are in bf16 too. The results are close to those of fp32; mixed-precision, which keeps the weights in fp32, is
+closer where it fits.
 """
 
 from __future__ import annotations

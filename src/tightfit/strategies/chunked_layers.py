@@ -35,7 +35,7 @@ class ChunkedLayers(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = (
-        "runs each layer on a few rows at a time and recomputes it in the backward pass, in one pass over the batch"
+        "runs each layer in chunks of a few rows, with recomputation; unlike micro-batch, one backward pass per batch"
     )
     exclusive: ClassVar[str | None] = "recomputation"
     same_ops_at_any_size: ClassVar[bool] = False

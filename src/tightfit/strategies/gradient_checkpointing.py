@@ -1,6 +1,6 @@
 """Gradient checkpointing: recompute each layer's activations in the backward pass instead of storing them.
 
-The backward pass needs the intermediate activations of every layer, and storing them is most of a training's memory. A
+The backward pass needs the intermediate activations of every layer, and they take most of the memory of training. A
 checkpointed layer stores only its input and is computed a second time in the backward pass: about a third more time.
 With `every=2` only every second layer is checkpointed, for half the saving at half the cost.
 """

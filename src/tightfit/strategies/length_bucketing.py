@@ -5,7 +5,7 @@ row. Here the rows of several batches are drawn at random, sorted by length and 
 shuffled again: there is little padding, and a step takes less time. The largest batch is as large as before, so the
 peak does not change. The batches hold other rows than those of the baseline, so the result is close, not the same.
 Rows of similar length resemble each other in other ways too (long reviews complain), so batches differ more from each
-other. In a short training this hurts optimizers that average gradients over many steps, and plans combine it with
+other. In a short run this hurts optimizers that average gradients over many steps, and plans combine it with
 Adafactor only.
 """
 
@@ -23,7 +23,7 @@ from tightfit.strategies.parts import Parts
 
 @dataclass(frozen=True)
 class LengthBucketing(Strategy):
-    """Length bucketing like `group_by_length` in transformers, in an order that is known before the training."""
+    """Length bucketing like `group_by_length` in transformers, in an order that is known before training starts."""
 
     name: ClassVar[str] = "length-bucketing"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()

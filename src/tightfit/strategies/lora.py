@@ -3,7 +3,7 @@
 For a weight matrix of 1024 x 1024 LoRA trains a correction that is the product of two thin matrices, 1024 x 8 and
 8 x 1024: a hundredth of the parameters, and so of the gradients and the optimizer state. The weights themselves are
 frozen; the new head is trained completely. Activations are still needed in all layers, so it combines well with
-gradient-checkpointing or chunked-layers. At the end of the training the product is added to the weights and the model
+gradient-checkpointing or chunked-layers. At the end of training the product is added to the weights and the model
 is an ordinary one; with `merge=false` the weights stay unchanged and the adapter is saved beside them as peft does.
 """
 
@@ -45,9 +45,9 @@ class Lora(Strategy):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout before the low-rank matrices."""
     targets: str = ""
-    """Modules to adapt, such as query+key+value; by default those that peft adapts in the architecture."""
+    """Modules to adapt, such as query+key+value; default: peft's target modules for the architecture."""
     merge: bool = True
-    """Add the trained matrices to the weights at the end of the training."""
+    """Add the trained matrices to the weights at the end of training."""
 
     def apply(self, parts: Parts) -> Parts:
         self.import_requirements()

@@ -2,8 +2,8 @@
 
 The activations of a step grow with the rows that are in the model together. Gradients add up, so the batch can go
 through in micro-batches: the loss of each is weighted by its share of the batch's labels, and the sum of the gradients
-equals that of the whole batch to rounding. Rows are sorted by length first and each micro-batch is padded only to its
-own longest row, which often saves time too. The number of rows per optimizer step stays the job's batch size.
+equals that of the whole batch up to rounding. Rows are sorted by length first and each micro-batch is padded only to
+its own longest row, which often saves time too. The number of rows per optimizer step stays the job's batch size.
 
 With `tokens` a micro-batch holds as many rows as fit into that number of tokens, padding included: a few long texts or
 many short ones. Micro-batches of a fixed number of rows reach the peak only where texts are longest; those of short
@@ -31,7 +31,9 @@ class MicroBatch(Strategy):
     name: ClassVar[str] = "micro-batch"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "accumulates exact gradients over micro-batches of a few rows (size) or tokens (tokens)"
+    summary: ClassVar[str] = (
+        "splits the batch into micro-batches, by rows or tokens, and accumulates the exact gradient of the whole batch"
+    )
     exclusive: ClassVar[str | None] = "micro-batch"
     batch_only: ClassVar[bool] = True
     gradients_only: ClassVar[bool] = True

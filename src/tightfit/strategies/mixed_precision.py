@@ -26,7 +26,7 @@ class MixedPrecision(Strategy):
     name: ClassVar[str] = "mixed-precision"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "computes in 16 bits (bf16, or fp16 with gradient scaling) and keeps the weights in 32"
+    summary: ClassVar[str] = "computes in 16 bits (bf16, or fp16 with gradient scaling) and keeps the weights in fp32"
     exclusive: ClassVar[str | None] = "number format"
     gradients_only: ClassVar[bool] = True
 

@@ -1,10 +1,10 @@
-"""Offload the optimizer: keep its state in host memory and step on the CPU.
+"""Offload the optimizer: keep its state in host memory and run its step on the CPU.
 
 AdamW's state is twice the size of the weights, and is needed once per step, one parameter after the other. Here the
-weight and gradient of a parameter are copied to host memory, the recipe's own optimizer steps them there, and the
+weight and gradient of a parameter are copied to host memory, the recipe's own optimizer updates them there, and the
 weight is copied back: no optimizer state is on the GPU. With optimizer-in-backward the gradients never exist all
-together either. The cost is 12 bytes of transfer per parameter, and a step on the CPU instead of the GPU. It is for
-GPUs, since a CPU has no second memory. It has been simulated, not yet run on a GPU.
+together either. The cost is 12 bytes of transfer per parameter, and an optimizer step on the CPU instead of the GPU. It
+is for GPUs, since a CPU has no second memory. It has been simulated, not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class OffloadOptimizer(Strategy):
     name: ClassVar[str] = "offload-optimizer"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "keeps the optimizer state in host memory instead of GPU memory and steps on the CPU"
+    summary: ClassVar[str] = (
+        "keeps the optimizer state in host memory instead of GPU memory and updates the weights on the CPU"
+    )
     step_only: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:

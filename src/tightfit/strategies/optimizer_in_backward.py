@@ -1,13 +1,14 @@
 """Optimizer in backward: update each parameter as soon as its gradient is complete, and free the gradient.
 
 A backward pass leaves a full set of gradients, as large as the weights, only for the optimizer to use them one after
-the other. Stepped inside the backward pass, they never exist all together. The optimizer is the recipe's own: while a
-parameter is stepped it is the only one with a gradient, so the optimizer updates just that one.
+the other. If parameters are updated inside the backward pass, the gradients never exist all together. The optimizer is
+the recipe's own: during its update a parameter is the only one with a gradient, so the optimizer updates just that one.
 
 Two things need all gradients together. Several backward passes per step are not possible: use chunked-layers instead of
 micro-batch. Gradient clipping uses a running norm of all gradients: for those that the pass has computed it is their
 norm, for those still to come their norm in the step before. So the first gradients of a pass are clipped by an
-estimate, and the last exactly. With --max-grad-norm 0 nothing is clipped and the result is equal to rounding.
+estimate, and the last exactly. With --max-grad-norm 0 nothing is clipped and the result is equal up to
+rounding.
 """
 
 from __future__ import annotations
@@ -44,7 +45,13 @@ class OptimizerInBackward(Strategy):
             )
         if parts.precision is Precision.FP16:
             raise RecipeError(
-                f"'{self.name}' and mixed-precision in fp16 clash: scaled gradients cannot be stepped one by one. "
-                "Use mixed-precision:dtype=bf16 where the device has it, or leave one of them out."
+                f"'{self.name}' and 'mixed-precision' in fp16 clash: the gradient scaler needs all gradients before "
+                f"any parameter is updated. {_with_bf16(parts)}"
             )
         return replace(parts, optimizer_in_backward=True)
+
+
+def _with_bf16(parts: Parts) -> str:
+    if parts.device.bf16:
+        return "Use mixed-precision:dtype=bf16."
+    return f"With bf16 they can be combined, but {parts.device.label} does not support it."

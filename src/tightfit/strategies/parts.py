@@ -51,7 +51,7 @@ class Parts:
     layer_limits: RowLimits | None = None
     """The same as limits, which a run lowers after an out-of-memory error."""
     optimizer_in_backward: bool = False
-    """Whether each parameter is stepped in the backward pass, as soon as its gradient is complete."""
+    """Whether each parameter is updated in the backward pass, as soon as its gradient is complete."""
     precision: Precision = Precision.FP32
     bucket_batches: int = 0
     """Batches whose rows are sorted by length together (length bucketing); 0 for random order."""

@@ -90,8 +90,8 @@ _HABITS = {
     "activation-checkpointing": "gradient-checkpointing",
     "group-by-length": "length-bucketing",
     "bucket": "length-bucketing",
-    "fp16": "mixed-precision",
-    "bf16": "mixed-precision",
+    "fp16": "mixed-precision:dtype=fp16",
+    "bf16": "mixed-precision:dtype=bf16",
     "amp": "mixed-precision",
     "8bit": "adamw-8bit",
     "adamw-bnb-8bit": "adamw-8bit",
@@ -111,7 +111,7 @@ def corrected_spec(spec: str) -> str | None:
 def _correction(spec: str) -> str:
     """The end of an error message: the corrected spec, ready to paste, or the nearest name and all names."""
     corrected = corrected_spec(spec)
-    return f"use --use {corrected}." if corrected else suggest(spec.strip().partition(":")[0], STRATEGIES)
+    return f"did you mean --use {corrected}?" if corrected else suggest(spec.strip().partition(":")[0], STRATEGIES)
 
 
 def _setting(kind: type[Strategy], item: str) -> tuple[str, str]:

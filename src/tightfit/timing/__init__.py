@@ -1,4 +1,4 @@
-"""Timing: estimates how long a training takes on a device, from the op counts of its simulation."""
+"""Timing: estimates how long training takes on a device, from the op counts of its simulation."""
 
 from __future__ import annotations
 

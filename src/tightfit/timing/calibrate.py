@@ -34,7 +34,7 @@ _CONTENDED = (
     "a plan made more than ten minutes later calibrates again"
 )
 _MAX_SHARE = 0.05
-_CACHE_TTL = 600  # seconds for which contended rates are reused, so that a second plan or a training need not wait
+_CACHE_TTL = 600  # seconds for which contended rates are reused, so that a second plan or a training run need not wait
 _MAX_TRIALS = 3  # of two seconds each
 _MIN_TRIALS = 2  # that no other process disturbed
 

@@ -1,4 +1,4 @@
-"""Memory limit: running out of memory raises an error that can be recovered from, instead of a kill.
+"""Memory limit: running out of memory raises a recoverable error, instead of the process being killed.
 
 On a CPU the OOM killer ends a process that takes the last memory of the machine or the container, without a message.
 So the process gets a limit of its own just below that, updated several times a second as other processes allocate and

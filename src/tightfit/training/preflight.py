@@ -1,10 +1,10 @@
 """Pre-flight: the largest batches are tried before the first step, then all state is restored.
 
 What would run out of memory in hour three fails at the start. The pre-flight runs one step, which allocates the
-optimizer state; the two largest micro-batches of the training, so that the second runs beside the gradients of the
+optimizer state; the two largest micro-batches of the run, so that the second runs beside the gradients of the
 first (the whole batch with the most tokens, if the recipe chunks layers or counts tokens); the largest evaluation
 batch; and a load. Afterwards the weights are loaded from checkpoint-0, which is saved first, the optimizer state is
-dropped and the RNG state restored, so the training is bit-identical to one without pre-flight. A resumed run, perhaps
+dropped and the RNG state restored, so the run is bit-identical to one without pre-flight. A resumed run, perhaps
 on a smaller machine, has a pre-flight too and restores the checkpoint it resumes from.
 """
 
@@ -60,7 +60,7 @@ def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts:
 
 
 def run_preflight(trainer: Trainer, worst: WorstBatch) -> float:
-    """Run it and return the seconds it took; PreflightFailed if the training would run out of memory."""
+    """Run it and return the seconds it took; PreflightFailed if the run would run out of memory."""
     start, rng = time.perf_counter(), RngState()
     while not _attempt(trainer, worst):
         rng.restore()

@@ -1,4 +1,4 @@
-"""Out-of-memory recovery: what ran out of memory is repeated with fewer rows per micro-batch.
+"""Out-of-memory recovery: the failed batch is repeated with fewer rows per micro-batch.
 
 The effective batch, the step and the random numbers stay the same; only the rows that go through the model together
 change, for texts of that length. An optimizer step that failed after it had changed some weights cannot be undone in

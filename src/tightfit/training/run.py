@@ -345,7 +345,7 @@ def _trainer(options: RunOptions, setup: TrainingSetup, meter: Meter, callbacks:
 
 
 def cache_features(trainer: Trainer, setup: TrainingSetup, on_progress: ProgressFn) -> None:
-    """Run the frozen encoder once over every row that the training uses, and train on the cached features."""
+    """Run the frozen encoder once over every row that the run uses, and train on the cached features."""
     train, validation = setup.train, setup.validation
     used = rows_seen(setup.job, len(train), buckets_of(setup.parts, train)).tolist()
     total = len(used) + len(validation)

@@ -1,4 +1,4 @@
-"""What a run writes about itself: the header before its first step, and run.json after its last."""
+"""Fills in the run header before the first step, and the run record (run.json) after the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training setup: everything a training needs, read, built and checked before anything is written."""
+"""Training setup: everything a training run needs, read, built and checked before anything is written."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _HISTOGRAM_BINS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
-    """A training that is ready to start: all input read, the model built, nothing written yet."""
+    """A training run that is ready to start: all input read, the model built, nothing written yet."""
 
     job: Job
     recipe: Recipe
@@ -68,7 +68,7 @@ class TrainingSetup:
     estimate: Estimate | None
     """None if memory could not be estimated."""
     notes: tuple[str, ...]
-    """What to tell the user before the training starts."""
+    """What to tell the user before training starts."""
     selection: Selection | None = None
     """The recipe as planned, if there is a budget."""
     profile: StepProfile | None = None
@@ -100,8 +100,8 @@ def prepare(
 ) -> TrainingSetup:
     """Read the data, build the model and apply the recipe, or one that the selector finds for its budget.
 
-    The meter excludes the memory that the estimate needs for a short time: small trainings that load library code, and
-    the micro-benchmarks of this machine.
+    The meter excludes the memory that the estimate needs for a short time: small training steps that load library
+    code, and the micro-benchmarks of this machine.
     """
     find_task(job.task)
     data = read_data(job)
@@ -167,7 +167,7 @@ def _predict_memory(
         return _predict(simulation, recipe), ()  # takes no GPU memory, and CUDA does not work in forks
     except RecipeError:
         raise
-    except Exception as error:  # the training may run even if its simulation fails
+    except Exception as error:  # training may work even if its simulation fails
         return _Prediction(), (f"memory could not be estimated: {first_line(error)}",)
 
 

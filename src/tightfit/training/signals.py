@@ -1,4 +1,4 @@
-"""Trainer callbacks: checkpoints within an epoch, stopping on a signal, and the time of steps and epochs."""
+"""Trainer callback: checkpoints within an epoch, and stopping on a signal."""
 
 from __future__ import annotations
 

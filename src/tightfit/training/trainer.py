@@ -65,7 +65,7 @@ class Trainer(transformers.Trainer):
         self.add_callback(_PhaseCallback(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train to the end. After a partial step the training resumes from the last checkpoint."""
+        """Train to the end. After a partial step it resumes from the last checkpoint."""
         while True:
             try:
                 return super().train(resume_from_checkpoint, **kwargs)
@@ -272,7 +272,7 @@ class Trainer(transformers.Trainer):
             self.prediction_step(self.model_wrapped, self.collate_rows(self.eval_dataset, rows), False)
 
     def restore(self) -> None:
-        """Load weights and optimizer state of the checkpoint that the training resumes from or started with."""
+        """Load weights and optimizer state of the checkpoint that the run resumes from or started with."""
         self._drop_state()
         with self.meter.phase("load-best"):
             self._load_weights(self._resumed or Path(self.args.output_dir) / "checkpoint-0")

@@ -48,8 +48,8 @@ KINDS = {
 }
 METRICS = {"f1": "F1"}
 RESULTS = {
-    "same": "same (equal to rounding)",
-    "close": "close (different arithmetic, same quality)",
+    "same": "same (equal up to rounding)",
+    "close": "close (not the same numbers, same quality)",
     "different": "different (fewer trained parameters or shorter text)",
 }
 DEVICES: dict[str, str] = {}
@@ -143,11 +143,11 @@ SENTENCES = {
     "rerun": "Run it again with:",
     # Plan
     "plan": "Why this recipe",
-    "reason": "{spec}: {share}{summary}{without}",
-    "reason_share": "{share} of the baseline's peak is {kinds}; it ",
+    "reason": "{spec}: {summary}{share}.{without}",
+    "reason_share": "; {share} of the baseline's peak is {kinds}",
     "reason_and": " and ",
-    "reason_slower": " (without it {peak}, {time} slower per epoch)",
-    "reason_faster": " (without it {peak}, {time} faster per epoch)",
+    "reason_slower": " Without it: peak {peak}, {time} slower per epoch.",
+    "reason_faster": " Without it: peak {peak}, {time} faster per epoch.",
     "plan_made": "The budget is {budget} on {device}. The plan is the fastest recipe that fits it and changes the result as little as possible.",
     "plan_baseline": "The baseline, without any strategy, would need {peak} and {time} per epoch.",
     "plan_given": "The recipe was given, not planned; tightfit plan finds the fastest one for a budget. Its strategies:",

@@ -1,4 +1,4 @@
-"""Kernels: the memory of the kernels that torch would choose on the device, where fake tensors lead to others."""
+"""Kernels: the memory of the device's kernels, where the fake-tensor implementation uses a different kernel."""
 
 from __future__ import annotations
 

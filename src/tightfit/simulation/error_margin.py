@@ -1,4 +1,4 @@
-"""Accuracy of estimates: the error band that measured runs ask for."""
+"""Error margin of estimates, derived from measured runs: what a plan adds to a predicted peak to be safe."""
 
 from __future__ import annotations
 
