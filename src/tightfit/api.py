@@ -39,6 +39,7 @@ def plan(
     """
     limit = budget if isinstance(budget, Budget) else Budget.of(budget, device)
     constraints = Constraints.of(use, avoid, allow)
+    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
     from tightfit.planning.planner import Planner  # imports torch: after the checks above
 
     made = Planner.of(job, limit.device).plan(limit, constraints)
@@ -60,6 +61,7 @@ def estimate(
         return estimate_loop(job, where)
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
 
+    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
     from tightfit.simulation.job_simulation import Simulation, trace_in_parallel
 
     recipe.import_requirements()

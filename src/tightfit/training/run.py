@@ -193,6 +193,8 @@ def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector
 
 
 def _prepare(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None, meter: Meter) -> TrainingSetup:
+    import tightfit.training.trainer  # noqa: F401, now: the code is part of the process size that is predicted
+
     with options.terminal.status("Reading the data and the model"):
         setup = prepare(job, recipe, options.device, selector, meter)
         _final_checks(options, setup)
