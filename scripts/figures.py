@@ -14,7 +14,7 @@ _WORDS = {
         "error": "Predicted against measured peak memory on a CPU, {count} configurations of {models} models",
         "error_value": "median error {median:.1%}, 95th percentile {p95:.1%}",
         "error_link": "[accuracy](docs/accuracy.md#peak-memory-on-a-cpu)",
-        "limit": "Runs that finished under a hard memory limit of exactly the budget (CPU)",
+        "limit": "Runs that finished under a hard memory limit equal to the budget (CPU)",
         "limit_value": "{finished} of {runs}",
         "limit_link": "[hard limit](docs/accuracy.md#runs-under-a-hard-memory-limit)",
         "quality": "F1 of {model} after one epoch of hotel reviews, mean of {seeds} seeds, recipe of the first row",
@@ -32,7 +32,7 @@ _WORDS = {
         "limit_value": "{runs} 次中跑完 {finished} 次",
         "limit_link": "[硬性上限](docs/accuracy.md#runs-under-a-hard-memory-limit)",
         "quality": "{model} 在酒店评论上训练 1 个 epoch 后的 F1（{seeds} 个随机种子的平均值，方案同第一行）",
-        "quality_value": "{ours:.4f}，`{trainer}` 为 {baseline:.4f}；`{trainer}` 不同随机种子之间相差 {noise:.4f}",
+        "quality_value": "{ours:.4f}，`{trainer}` 为 {baseline:.4f}；`{trainer}` 不同随机种子之间最多相差 {noise:.4f}",
         "quality_link": "[F1](docs/benchmarks.md#f1)",
     },
 }

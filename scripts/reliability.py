@@ -12,11 +12,11 @@ from tables import table
 KILLS, MEMORY_ERRORS, MEMORY_LIMITS = "kills", "memory_errors", "memory_limits"
 DISK, BAD_INPUTS, FUZZ = "disk", "bad_inputs", "fuzz"
 WHAT = {
-    KILLS: "runs killed with SIGKILL one to three times each, then resumed: weights and losses are the same bits",
+    KILLS: "runs killed with SIGKILL one to three times each, then resumed: weights and losses are bit-identical",
     MEMORY_ERRORS: "injected out-of-memory errors, dropout off: same steps and batches, losses equal up to rounding, "
     "one line logged",
     MEMORY_LIMITS: "runs under a hard memory limit below what their recipe needs: finished with smaller micro-batches",
-    DISK: "disks filled up during a run: last checkpoint intact, one sentence, resumed to the same bits",
+    DISK: "disks filled up during a run: last checkpoint intact, one sentence, resumed bit-identically",
     BAD_INPUTS: "bad inputs: one sentence and exit code 2, nothing written; or a damaged checkpoint skipped",
     FUZZ: "mutated CSV, TSV, JSON and YAML files: read, or rejected in one sentence",
 }
@@ -78,7 +78,7 @@ def _memory_limits(found: dict[str, Any]) -> str:
         (run["recipe"], _mib(run["needed_bytes"]), _mib(run["limit_bytes"]), str(run["times_halved"]))
         for run in found[MEMORY_LIMITS]["results"]
     ]
-    return "\n### Memory limits below the need\n\n" + table(("recipe", "needs", "limit", "times halved"), rows)
+    return "\n### Memory limits below what is needed\n\n" + table(("recipe", "needs", "limit", "times halved"), rows)
 
 
 def _mib(size: int) -> str:

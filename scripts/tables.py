@@ -37,13 +37,13 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
             "选中的方案",
             "比最快的备选方案慢",
             "比最快的相邻方案慢",
-            "次序与预测一致的配对",
+            "快慢次序与预测一致的方案对",
             "单独运行时的用时预测误差",
         ),
     },
     "planning-time": {
         "en": ("budget", "when", "time to plan"),
-        "zh": ("预算", "何时", "规划用时"),
+        "zh": ("预算", "场景", "规划用时"),
     },
     "quality": {
         "en": ("", "F1 of seeds 1, 2, …"),
@@ -79,7 +79,7 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "published": {
         "en": ("source", "rows", "median absolute error", "lowest", "highest"),
-        "zh": ("来源", "行数", "误差绝对值中位数", "最低", "最高"),
+        "zh": ("来源", "条数", "误差绝对值中位数", "最低", "最高"),
     },
     "published-rows": {
         "en": (
@@ -98,13 +98,13 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "zh": (
             "来源",
             "模型",
-            "批大小 x 长度",
+            "批大小 × 长度",
             "精度",
             "优化器",
             "注意力",
             "等级",
-            "公布值 MiB",
-            "预测值 MiB",
+            "公布值（MiB）",
+            "预测值（MiB）",
             "误差",
             "",
         ),
@@ -117,7 +117,7 @@ PLANNING_TIMES = {
         "fresh process, median and range",
         "later, in the same process",
     ),
-    "zh": ("首次使用，含测量本机速度", "新进程，中位数与范围", "随后在同一进程里"),
+    "zh": ("首次使用，含测量本机速度", "新进程，中位数与范围", "同一进程内再次规划"),
 }
 
 

@@ -32,7 +32,9 @@ def plan(
     avoid: Sequence[str] = (),
     allow: str = "close",
 ) -> Plan:
-    """Choose the fastest recipe that fits the budget; raises DoesNotFit with the closest plan if none fits.
+    """Choose a recipe that fits the budget: the fastest with result `same`, else the fastest with result `close`.
+
+    Raises DoesNotFit with the closest plan if none fits.
 
     `use` pins strategies, `avoid` excludes some, and `allow="different"` also allows those that change what is trained.
     The batch size, the epochs and the learning rate never change.
@@ -91,8 +93,8 @@ def train(
     """Train a job with the strategies in `use` and write the trained model and run.json to `out`.
 
     With a budget, the recipe is chosen as by `plan`: `use` pins strategies, and `planned` is the recipe of an earlier
-    plan, used unchanged if it still fits. The run is held to the budget, and if its pre-flight fails a smaller recipe
-    is chosen. A resumed run keeps its recipe.
+    plan, used unchanged if it still fits. The run is limited to the budget, and if its pre-flight fails, a smaller
+    recipe is chosen. A resumed run keeps its recipe.
     Checkpoints are saved at the end of each epoch and every `save_every` ("100 steps" or "30 minutes").
     With `preflight`, the largest batches, a save and a load are tried before the first step.
     With `measure_only`, evaluation runs its largest batch only: enough to measure memory and time, not quality.

@@ -176,7 +176,7 @@ class Budget:
             return None
         return (
             f"the budget of {format_bytes(self.size)} is more than {self.device.label} has "
-            f"({format_bytes(total)}): a plan may fit the budget and not the device"
+            f"({format_bytes(total)}): a plan may fit the budget but not the device"
         )
 
     def __str__(self) -> str:

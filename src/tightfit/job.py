@@ -26,9 +26,9 @@ class Job(BaseModel):
     task: str = "text-classification"
     """The task to train for."""
     text: str | None = None
-    """The text column, or two for text pairs: premise,hypothesis. Found by name if not given."""
+    """The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted."""
     label: str | None = None
-    """The label column. Found by name if not given."""
+    """The label column. Detected from the column names if omitted."""
     batch_size: int = Field(default=32, ge=1, le=10**9)
     """Examples per optimizer step: the effective batch size, whatever the memory budget."""
     max_length: int = Field(default=128, ge=2)
@@ -44,7 +44,7 @@ class Job(BaseModel):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 disables clipping."""
     seed: int = Field(default=42, ge=0, lt=2**32)
-    """Random seed of the split, the new head, the data order and dropout."""
+    """Random seed for the split, the initialization of the head, the data order and dropout."""
     random_weights: bool = False
     """Use only the model's config, with random weights: for measuring memory and time, not for results."""
 

@@ -123,7 +123,7 @@ def _check_weight_paths(name: str) -> None:
             raise ModelError(f"'{index}' is not an index of weight files: download the model's files again.") from None
         for file in files:
             if not isinstance(file, str) or Path(file).name != file:
-                raise ModelError(f"'{index}' names weights outside its folder ({short_repr(file)}): do not trust it.")
+                raise ModelError(f"'{index}' names weights outside its folder ({short_repr(file)}): use another model.")
 
 
 @contextlib.contextmanager

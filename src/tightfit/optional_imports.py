@@ -44,7 +44,7 @@ def is_installed(name: str) -> bool:
 
 
 def _freeze_availability(name: str) -> None:
-    """Keep the answer of modules that check availability at each call: they would use names they did not import."""
+    """Modules that check availability at each call keep the answer False: they did not import the library's names."""
     for module in filter(None, map(sys.modules.get, _CHECKERS)):
         if hasattr(module, check := f"is_{name}_available"):
             setattr(module, check, lambda: False)

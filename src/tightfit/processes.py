@@ -157,7 +157,7 @@ class WorkerResult:
 def run_worker(
     module: str, task: dict[str, Any], on_tick: Callable[[float], None] = lambda seconds: None
 ) -> WorkerResult:
-    """Run `python -m module` with the task as JSON on stdin; `on_tick` gets the elapsed seconds now and then.
+    """Run `python -m module` with the task as JSON on stdin; `on_tick` is called regularly with the elapsed seconds.
 
     stdout and stderr are files, as a pipe that is not read could fill up. Ctrl-C reaches only this process, which kills
     the worker: it has no partial result to keep.

@@ -2,7 +2,7 @@
 
 glibc keeps freed memory: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at 2.6 GB with both
 thresholds at 1 MB. At 32 KB the tensors of short micro-batches are returned too, and a simulation predicts the peak
-within a percent or two. Small models pay for it with time (docs/log.md).
+within a percent or two. Small models train slower with it (docs/log.md).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_chinese_durations() -> None:
 def test_largest_micro_batch_is_translated() -> None:
     strings, shape = Strings.of("zh"), (8, 109)
     worst = WorstShapes((shape,), shape, first_batch=(shape,), batch=1024, batches=2000)
-    assert strings.worst(str(worst)) == "最大的微批次为 8 × 109 个 token，首次出现在第 1,024 批，共 2,000 批"
+    assert strings.worst(str(worst)) == "最大的微批次为 8 条样本 × 109 个 token，首次出现在第 1,024 批，共 2,000 批"
     assert strings.worst("something new") == "something new"
 
 

@@ -53,9 +53,7 @@ def test_after_the_last_step_a_signal_promises_no_further_checkpoint() -> None:
     save_and_stop = SaveAndStop(SaveInterval(1, "steps"), messages.append)
     save_and_stop.on_train_end(None, None, None)
     save_and_stop._on_signal(signal.SIGINT, None)
-    assert messages == [
-        "the training has finished: its model is being written. Press Ctrl-C again to exit immediately."
-    ]
+    assert messages == ["training has finished: the model is being written. Press Ctrl-C again to exit immediately."]
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,8 @@ Allow = Annotated[
     str | None,
     typer.Option(
         help="How much the trained model may differ: same (equal up to rounding), close (same quality) or different "
-        "(fewer trained parameters). A recipe of a later kind is used only if none before it fits. [default: close]"
+        "(fewer trained parameters). A stronger effect is used only if no recipe with a weaker one fits. "
+        "[default: close]"
     ),
 ]
 Use = Annotated[list[str] | None, typer.Option(help="Strategy to use, as name:key=value,key=value. Repeatable.")]
@@ -74,9 +75,9 @@ def plan(
     export: Annotated[Path | None, typer.Option(help="Write the plan as a transformers script (.py).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Choose a recipe (strategies) that fits a memory budget. Prints the reasons and the alternatives.
+    """Choose a recipe (a set of strategies) that fits a memory budget. Prints the reasons and the alternatives.
 
-    It is the fastest recipe with result `same` that fits; if there is none, the fastest with result `close`.
+    The chosen recipe is the fastest with result `same` that fits; if there is none, the fastest with result `close`.
     """
     job, specs = _job_and_recipe(file, settings, use, "plan")
     with _prefetch(job):
@@ -351,7 +352,7 @@ def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/dem
 _NEXT_STEPS = """
 Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"
 Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
-                     (a column named text or review, one named label; --text and --label name others)
+                     (it needs a text or review column and a label column; --text and --label select others)
 Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor
                      (tightfit strategies lists all strategies)"""
 

@@ -1,9 +1,9 @@
 """Startup and exit of the command line process: few imports, error messages, fast exit.
 
-transformers imports torch's compiler and distributed tensors, 75 MB and a second of every start, although training uses
-them only to mark functions for the compiler and to test whether a tensor is distributed. Stubs answer those two; any
-other use loads the real package. This is done only in the process of the command line, never when tightfit is imported
-as a library.
+transformers imports torch's compiler and distributed tensors, which costs 75 MB and a second at every start. Training
+uses them only to mark functions for the compiler and to test whether a tensor is distributed. Stubs are enough for
+these two uses; any other use loads the real package. This is done only in the process of the command line, never when
+tightfit is imported as a library.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ _LOADERS: dict[str, type[_PatchingLoader]] = {_TORCH: _TorchLoader, **dict.fromk
 
 
 def fast_exit() -> None:
-    """Exit without destroying a million objects, a second faster than Python; call it last, in a `finally` clause.
+    """Exit without freeing every Python object, which saves a second; call it last, in a `finally` clause.
 
     Exit functions run as usual. It returns, and Python exits normally, if a thread is still running, if the output
-    cannot be flushed, or if the exception in flight is not a SystemExit with an integer code.
+    cannot be flushed, or if the exception being handled is not a SystemExit with an integer code.
     """
     error = sys.exc_info()[1]
     code = error.code if isinstance(error, SystemExit) else error

@@ -112,7 +112,7 @@ class ComparisonRow(_Value):
         return self.seconds_per_step * self.measurements[0].steps_per_epoch if self.seconds_per_step else None
 
     def scores(self, metric: str) -> list[float]:
-        """A metric of each seed whose training ran to its end."""
+        """A metric of each seed whose training finished."""
         return [
             measurement.metrics[f"eval_{metric}"]
             for measurement in self.measurements
@@ -192,7 +192,7 @@ def _preset(name: str, job: Job, device: str) -> list[Recipe]:
 
 
 def _tutorial(job: Job) -> list[Recipe]:
-    """The steps of the usual tutorials; each adds one strategy to the one before."""
+    """The recipes of the usual tutorials; each adds one strategy to the one before."""
     added = ["micro-batch:size=1", "gradient-checkpointing", "adafactor", "freeze:cache=false"]
     if job.max_length >= 4:
         added.append(f"max-length:tokens={job.max_length // 2}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100  # the label that loss functions skip
 _SAMPLED_BATCHES, _SAMPLED_ROWS = 20_000, 5_000_000  # takes some seconds and about 40 MB
-_LENGTH_MARGIN = 8  # after an out-of-memory, texts up to an eighth shorter get the new limit too: they would fail next
+_LENGTH_MARGIN = 8  # after an out-of-memory error the limit also applies to texts up to an eighth shorter
 _CHUNK_COST_TOKENS = 64  # measured on a CPU: a row takes 1.07 times as long in a matmul of 512 rows as in one of 1,024
 
 
@@ -120,7 +120,7 @@ class RowLimits:
     def __init__(self, rows: int, tokens: int | None = None) -> None:
         self.rows, self.tokens = rows, tokens
         self.found: dict[int, int] = {}
-        """Limits found by running out of memory: the length from which on each applies -> rows."""
+        """Limits found by running out of memory: minimum length in tokens -> rows."""
 
     def rows_for(self, length: int) -> int:
         """The rows of a micro-batch whose longest text has `length` tokens."""
@@ -179,7 +179,7 @@ def used_spans(used: torch.Tensor) -> Spans:
 
 
 def _used_inputs(batch: Batch, encoder_decoder: bool) -> torch.Tensor:
-    """Which input positions are no padding."""
+    """Which input positions are not padding."""
     import torch
 
     ids = batch["input_ids"]

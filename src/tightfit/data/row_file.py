@@ -1,8 +1,8 @@
 """Row files: rows in an anonymous temporary file, read in any order.
 
 Only the offsets of the cells are in memory. The file disappears with the process, even after kill -9. It is read with
-pread and not memory-mapped, as mapped pages count towards the process's memory. The datasets library does the same and
-more, and would cost every training run 88 MiB and half a second.
+pread and not memory-mapped, as mapped pages count towards the process's memory. The datasets library does this too, but
+would cost every training run 88 MiB and half a second.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Engine: what simulation and training share."""
+"""Engine: the code that simulation and training share."""

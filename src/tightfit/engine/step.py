@@ -1,9 +1,9 @@
 """The training step: one batch in micro-batches, with the same gradient as the whole batch in one pass.
 
 A head's loss is the mean over the labels it saw, whatever the head. The means of the micro-batches, weighted by their
-share of the batch's labels, add up to the mean of the whole batch, also when rows carry different numbers of labels and
-when the last batch of an epoch is smaller. Nothing depends on how a head treats `num_items_in_batch`, which is where
-gradient accumulation goes wrong.
+share of the batch's labels, add up to the mean of the whole batch, also when rows have different numbers of labels and
+when the last batch of an epoch is smaller. Nothing depends on how a head treats `num_items_in_batch`, which makes
+gradient accumulation in transformers wrong for some heads.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _edits(now: ScriptArgs, device: Device) -> Iterator[tuple[str, ScriptArgs]]:
 
 
 def _estimate(settings: ScriptArgs, device: Device) -> Estimate:
-    """The estimate with every text at the maximum length, since a script does not tell how long its data is."""
+    """The estimate with every text at the maximum length, since the lengths of the data are unknown."""
     from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 
     assert settings.model is not None

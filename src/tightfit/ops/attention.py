@@ -1,9 +1,9 @@
 """Tiled attention with dropout for CPUs: a few rows at a time, in the processor's cache.
 
 torch's fused attention does not support dropout on a CPU, so training with dropout falls back to full tokens x tokens
-matrices: six or seven of them for every head of every row, through main memory. Here a tile of them is computed, used
-and overwritten in the cache, and the backward pass recomputes it from queries and keys. No tokens x tokens matrix is
-saved.
+matrices: six or seven for every head of every row, written to and read from main memory. Here a tile of them is
+computed, used and overwritten in the cache, and the backward pass recomputes it from queries and keys. No tokens x
+tokens matrix is saved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Buffer pool: memory for the tensors of one chunk, reused by the next.
 
-Freed CPU memory goes back to the system immediately and comes back page by page, each page filled with zeros. A layer
-that runs its batch in chunks would allocate and free the same tensors for every chunk; the pool holds them until the
-last chunk is done. A GPU needs no pool, since torch's caching allocator does the same.
+Freed CPU memory is returned to the system immediately, and new memory is provided page by page, each filled with
+zeros. A layer that runs its batch in chunks would allocate and free the same tensors for every chunk; the pool holds
+them until the last chunk is done. A GPU needs no pool, since torch's caching allocator does the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loops on fake tensors: simulate one iteration, count it as many.
+"""Loops on fake tensors: only one iteration is simulated, and counted as often as the loop would run.
 
 In a simulation tensors have shapes and no data. A loop over tiles runs only its first tile there, because the others
 allocate the same memory again. This module records how often the loop would have run, and what kind of work an

@@ -40,7 +40,7 @@ def find_cacheable_encoder(model: PreTrainedModel) -> FeatureCache | None:
 
 
 class FeatureCache:
-    """Replaces an encoder's forward: runs the encoder, or returns the stored outputs that the batch brings along."""
+    """Replaces an encoder's forward: runs the encoder, or returns the stored outputs that the batch contains."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model

@@ -42,7 +42,7 @@ def to_device(copy: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def offload_saved_tensors(model: torch.nn.Module, min_bytes: int) -> None:
-    """Keep the tensors that the model's forward saves in host memory, from `min_bytes` on."""
+    """Keep in host memory the tensors of at least `min_bytes` that the model's forward saves for the backward pass."""
     forward = model.forward
 
     @wraps(forward)

@@ -1,8 +1,9 @@
 """Adafactor in tiles that fit the processor's cache.
 
-The arithmetic is that of `transformers.Adafactor` with a given learning rate. That one reads and writes every matrix
-some twenty times and allocates two or three more of its size; on a CPU this takes as long as a forward pass. Here a few
-rows at a time are squared, summed and updated: memory is read three times and nothing larger than a tile is allocated.
+The arithmetic is that of `transformers.Adafactor` with a given learning rate. The version in transformers reads and
+writes every matrix some twenty times and allocates two or three more of its size; on a CPU this takes as long as a
+forward pass. Here a few rows at a time are squared, summed and updated: memory is read three times and nothing larger
+than a tile is allocated.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class AdamW8(PerParameter):
             state.update(_new_state(parameter))
         state["step"] += 1
         settings: Any = {"betas": _BETAS, "eps": _EPS, "step": state["step"], "lr": lr, "weight_decay": weight_decay}
-        # bitsandbytes' kernels do not count in-place changes; recovery tells by that count if a failed step changed it.
+        # bitsandbytes' kernels do not count in-place changes; recovery needs that count after a failed step.
         torch.autograd.graph.increment_version(parameter)
         if state["state1"].dtype is torch.float32:
             adam_32bit_update(gradient, parameter, (state["state1"], state["state2"]), **settings)

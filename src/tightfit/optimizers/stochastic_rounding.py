@@ -1,8 +1,8 @@
 """Stochastic rounding: bf16 parameters, updated in fp32 and rounded up or down at random.
 
-bf16 has two to three decimal digits, and a fine-tuning step changes a weight in its fifth: rounded to nearest, no
-weight would ever change. Rounded up or down in proportion to the digits that are lost, a weight moves as it should on
-average.
+bf16 has two to three decimal digits, and a fine-tuning step changes the fifth digit of a weight: rounded to nearest,
+no weight would ever change. Rounded up or down in proportion to the digits that are lost, a weight moves as it should
+on average.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StochasticRounding(ShadowOptimizer):
         return tensor.float()
 
     def copy_out(self, shadow: torch.Tensor, parameter: torch.Tensor) -> None:
-        torch.autograd.graph.increment_version(parameter)  # recovery tells by it if a failed step changed the weight
+        torch.autograd.graph.increment_version(parameter)  # shows recovery whether a failed step changed the weight
         if parameter.dtype is torch.float32:
             return  # updated in place
         random, size = RandomBits(draw_seed(parameter)), min(parameter.numel(), _TILE)

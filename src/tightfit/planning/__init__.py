@@ -1,1 +1,1 @@
-"""Planning: choose a recipe that fits a memory budget, with reasons."""
+"""Planning: choose a recipe that fits a memory budget, and explain the choice."""

@@ -43,7 +43,7 @@ def candidates(
 
 
 def last_resorts(device: Device, batch: int, constraints: Constraints, *, attention: bool) -> Iterator[list[Recipe]]:
-    """Groups of recipes that need less memory and more time; each group is smaller, slower and slower to simulate."""
+    """Groups of recipes with less memory and more time; each needs less memory and takes longer to run and simulate."""
     kernels = "tiled-attention" if attention else ""
     bf16_weights = ("bf16-weights",) if device.kind == "cuda" and device.bf16 else ()
     optimizer = [("", ""), *_lean_optimizers(constraints)][-1]
@@ -89,7 +89,7 @@ def _after_backward(micro_batches: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _micro_batches(batch: int, longest: int, constraints: Constraints) -> list[str]:
-    """Micro-batches by tokens, as small as by rows and faster; by rows if the user avoids `micro-batch:tokens`."""
+    """Micro-batches by tokens: same peak as by rows, but faster; by rows if the user avoids `micro-batch:tokens`."""
     if "micro-batch:tokens" in constraints.avoided:
         return [f"micro-batch:size={size}" for size in _halving(batch)]
     return [f"micro-batch:tokens={size * longest}" for size in _halving(batch)]
@@ -107,7 +107,7 @@ def _in_backward(device: Device, batch: int) -> Iterator[tuple[str, ...]]:
 
 
 def _exact_optimizers(device: Device) -> tuple[tuple[str, str], ...]:
-    """AdamW, and next to a GPU also AdamW with its state in host memory."""
+    """AdamW, and on a GPU also AdamW with its state in host memory."""
     return (("", ""), ("offload-optimizer", "")) if device.kind == "cuda" else (("", ""),)
 
 

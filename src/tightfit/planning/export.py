@@ -1,7 +1,7 @@
 """Export: a plan as a transformers script, for people who want to see or keep their own training loop.
 
 A recipe of strategies that transformers has itself becomes a script without tightfit. If only tightfit's own strategies
-fit the budget, or only tightfit reads the data, the script calls tightfit and its docstring says why.
+fit the budget, or only tightfit can read the data, the script calls tightfit and its docstring says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports for people: HTML pages, terminal tables, charts, model cards and progress bars, in English and Chinese."""
+"""Reports: HTML pages, terminal tables, charts, model cards and progress bars, in English and Chinese."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _about_memory(run: Run) -> str:
     what = "the whole process" if "CPU" in run.device else "the memory that torch reserved on the GPU"
     effect = {
         "same": "that of the baseline, equal up to rounding",
-        "close": "close to that of the baseline: different arithmetic, same quality",
+        "close": "close to that of the baseline: not the same numbers, same quality",
         "different": "different from that of the baseline: fewer trained parameters or shorter text",
     }
     return f"The peak is in {phase}; measured is {what}. The result is {effect[run.result]}."

@@ -100,7 +100,7 @@ def _reduce_largest_kind(view: RunView, strings: Strings) -> Suggestion | None:
 
 
 def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
-    """Strategies that free a kind, keep what is trained and combine with the recipe, in the order of the list."""
+    """Strategies that reduce a kind of memory, train the same parameters and combine with the recipe, in list order."""
     used = {spec.partition(":")[0] for spec in recipe}
     taken = {STRATEGIES[name].exclusive for name in used if name in STRATEGIES} - {None}
     in_backward = any(STRATEGIES[name].steps_in_backward for name in used if name in STRATEGIES)

@@ -1,7 +1,7 @@
 """Cache of fake-tensor ops: the result of an op for given argument shapes is computed once.
 
 A trace has tens of thousands of ops, few of them distinct. torch's own cache makes more checks than plain tensors
-need; a lookup here takes a fifth of that time. Anything else than plain tensors goes to torch.
+need; a lookup here takes a fifth of that time. Anything other than plain tensors is passed on to torch.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class Simulation:
         return self._fixed.setdefault(recipe, traced)
 
     def _probe_shapes(self, parts: Parts) -> BatchShapes:
-        """Two shapes between which rows, tokens, rows x tokens, tokens², rows x tokens² all change by other ratios."""
+        """Two shapes that differ by another ratio in each of rows, tokens, rows x tokens, tokens², rows x tokens²."""
         longest = min(self.setup.job.max_length, _MAX_TRACED_LENGTH)
         inputs = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
         pair = ((6, 1), (4, 1)) if parts.feature_cache else inputs

@@ -48,7 +48,7 @@ _torch_backward = torch.Tensor.backward
 
 
 def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
-    """Build the training on fake tensors, trace two steps, and estimate their memory."""
+    """Build the training loop on fake tensors, trace two steps, and estimate their memory."""
     tracer = Tracer(Trace(), scratch_on(device))
     weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
     with fake_tensors(device), tracer, _recording_phases(tracer, weights):

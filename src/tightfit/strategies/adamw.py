@@ -1,6 +1,6 @@
 """AdamW: the default optimizer, with two values of state per parameter, 8 bytes.
 
-It frees nothing; it is a strategy so that a recipe can name it. It is fused where torch has a fused kernel for the
+It saves no memory; it is a strategy so that a recipe can name it. It is fused where torch has a fused kernel for the
 device: the same update in one pass over memory, without temporary copies.
 """
 

@@ -52,7 +52,7 @@ class Strategy(ABC):
     result: ClassVar[Result]
     """What it does to the trained model."""
     summary: ClassVar[str]
-    """One line for plans and the list of strategies; reads on after "it"."""
+    """One line for plans and the list of strategies, starting with a verb."""
     exclusive: ClassVar[str | None] = None
     """A part that only one strategy of a recipe may set."""
     requires: ClassVar[str | None] = None

@@ -2,9 +2,9 @@
 
 Weights take 4 bytes a parameter and gradients as many. In bf16 they take 2 each, and activations take half as well:
 bf16 has the range of fp32 but only two to three decimal digits. The optimizer updates each parameter in fp32, and the
-result is rounded stochastically, so that updates below the last digit are not lost but happen now and then. Saved
-weights are in bf16 too. The results are close to those of fp32; mixed-precision, which keeps the weights in fp32, is
-closer where it fits.
+result is rounded stochastically, so that updates below the last digit are not lost: they are applied with a
+proportional probability. Saved weights are in bf16 too. The results are close to those of fp32; mixed-precision, which
+keeps the weights in fp32, is closer where it fits.
 """
 
 from __future__ import annotations

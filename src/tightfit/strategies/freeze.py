@@ -1,7 +1,7 @@
-"""Leave a part of the model untrained.
+"""Freezing: train only a part of the model.
 
 A frozen parameter has no gradient and no optimizer state, and layers below the lowest trained one save no activations.
-What is frozen does not learn, so the resulting model is a different one. Freezing the first layers includes the
+Frozen parameters are not trained, so the resulting model is a different one. Freezing the first layers includes the
 embeddings, because while those are trained the backward pass has to go through the frozen layers anyway.
 
 Where only the head is trained, the frozen encoder computes the same output for an example in every epoch. So it runs

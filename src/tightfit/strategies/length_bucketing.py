@@ -3,9 +3,9 @@
 A batch is padded to its longest row, and padding is computed like text. In random order almost every batch has a long
 row. Here the rows of several batches are drawn at random, sorted by length and split into batches, and the batches are
 shuffled again: there is little padding, and a step takes less time. The largest batch is as large as before, so the
-peak does not change. The batches hold other rows than those of the baseline, so the result is close, not the same.
-Rows of similar length resemble each other in other ways too (long reviews complain), so batches differ more from each
-other. In a short run this hurts optimizers that average gradients over many steps, and plans combine it with
+peak does not change. The batches hold other rows than those of the baseline, so the result is close, not the same. Rows
+of similar length resemble each other in other ways too (long reviews are more often complaints), so batches differ more
+from each other. In a short run this hurts optimizers that average gradients over many steps, and plans combine it with
 Adafactor only.
 """
 

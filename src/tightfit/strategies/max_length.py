@@ -1,8 +1,7 @@
 """Truncate the texts to fewer tokens.
 
 Activations grow with the tokens of a text, those of attention with their square. Truncation loses the end of longer
-texts, so the resulting model is a different one: the strategy sets the length, and the lengths of the data tell how
-much is lost.
+texts, so the resulting model is a different one. How much is lost depends on the lengths of the texts.
 """
 
 from __future__ import annotations

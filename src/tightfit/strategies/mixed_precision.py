@@ -1,9 +1,9 @@
-"""Mixed precision: compute in 16 bits, keep the weights in 32.
+"""Mixed precision: compute in 16 bits, keep the weights in fp32.
 
-The forward and backward pass run in half the bytes where that is safe (matrix products), so activations shrink;
-weights, gradients and optimizer state stay as they are. bf16 has the range of fp32 and needs nothing else. fp16 does
-not: its gradients are scaled up so that small ones are not lost, and a step that overflows is skipped. It is fast on
-GPUs; on a CPU without bf16 instructions it saves memory and may cost time.
+The forward and backward pass run in 16 bits where that is safe (matrix products), so activations take less memory;
+weights, gradients and optimizer state stay as they are. bf16 has the range of fp32 and needs nothing else. fp16 has a
+smaller range: gradients are scaled up so that small ones are not lost, and a step that overflows is skipped. It is fast
+on GPUs; on a CPU without bf16 instructions it saves memory and may cost time.
 """
 
 from __future__ import annotations

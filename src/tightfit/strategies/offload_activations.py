@@ -1,10 +1,10 @@
-"""Offload activations: keep what the backward pass needs in host memory instead of GPU memory.
+"""Offload activations: keep the tensors saved for the backward pass in host memory instead of GPU memory.
 
 A forward pass saves tensors for the backward pass, most of the memory of training. Each is copied to host memory as
 soon as it is computed, and copied back when the backward pass needs it: the result is bit-identical. The cost is the
 transfer in both directions, some 12 GB a second. So it combines well with gradient-checkpointing or chunked-layers,
-which save little: next to nothing of it is left on the GPU. It is for GPUs, since a CPU has no second memory. It has
-been simulated, not yet run on a GPU.
+which save few tensors. It is for GPUs only: on a CPU there is no separate host memory. It has been simulated, not yet
+run on a GPU.
 """
 
 from __future__ import annotations

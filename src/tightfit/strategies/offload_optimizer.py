@@ -2,9 +2,9 @@
 
 AdamW's state is twice the size of the weights, and is needed once per step, one parameter after the other. Here the
 weight and gradient of a parameter are copied to host memory, the recipe's own optimizer updates them there, and the
-weight is copied back: no optimizer state is on the GPU. With optimizer-in-backward the gradients never exist all
-together either. The cost is 12 bytes of transfer per parameter, and an optimizer step on the CPU instead of the GPU. It
-is for GPUs, since a CPU has no second memory. It has been simulated, not yet run on a GPU.
+weight is copied back: no optimizer state is on the GPU. With optimizer-in-backward the gradients are never all in
+memory at once either. The cost is 12 bytes of transfer per parameter, and an optimizer step on the CPU instead of the
+GPU. It is for GPUs only: on a CPU there is no separate host memory. It has been simulated, not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Optimizer in backward: update each parameter as soon as its gradient is complete, and free the gradient.
 
 A backward pass leaves a full set of gradients, as large as the weights, only for the optimizer to use them one after
-the other. If parameters are updated inside the backward pass, the gradients never exist all together. The optimizer is
-the recipe's own: during its update a parameter is the only one with a gradient, so the optimizer updates just that one.
+the other. If parameters are updated inside the backward pass, the gradients are never all in memory at once. The
+optimizer is the recipe's own: during its update a parameter is the only one with a gradient, so the optimizer updates
+just that one.
 
-Two things need all gradients together. Several backward passes per step are not possible: use chunked-layers instead of
-micro-batch. Gradient clipping uses a running norm of all gradients: for those that the pass has computed it is their
-norm, for those still to come their norm in the step before. So the first gradients of a pass are clipped by an
-estimate, and the last exactly. With --max-grad-norm 0 nothing is clipped and the result is equal up to
-rounding.
+This has two consequences. Several backward passes per step are not possible: use chunked-layers instead of micro-batch.
+Gradient clipping uses a running norm: for gradients that the pass has computed it is their norm, for the others their
+norm in the step before. So the first gradients of a pass are clipped by an estimate, and the last exactly. With
+--max-grad-norm 0 nothing is clipped and the result is equal up to rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recipe: the strategies of a training with their settings, and how they are written as text (specs)."""
+"""Recipe: the strategies of a training run with their settings, and how they are written as text (specs)."""
 
 from __future__ import annotations
 

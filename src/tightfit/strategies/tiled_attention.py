@@ -1,9 +1,9 @@
-"""Tiled attention: never store a matrix of tokens x tokens.
+"""Tiled attention: attention without stored matrices of tokens x tokens.
 
 Every token attends to every other, which without fusion takes several matrices of tokens x tokens for every head of
 every row: at 128 tokens a third of a layer's memory, at 512 most of it. On a GPU transformers already uses torch's
-fused kernel, and on a CPU too if there is no dropout. With dropout this strategy uses tightfit's own on the CPU, which
-works in the processor's cache and generates dropout masks faster (also outside attention).
+fused kernel, and on a CPU too if there is no dropout. With dropout on a CPU, this strategy uses tightfit's own
+implementation, which works in the processor's cache and generates dropout masks faster (also outside attention).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tasks: what a model can be trained for, by name."""
+"""Tasks: what a model can be trained to do, such as text classification."""
 
 from __future__ import annotations
 

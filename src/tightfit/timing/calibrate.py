@@ -42,9 +42,9 @@ _MIN_TRIALS = 2  # that no other process disturbed
 def fit_correction(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates:
     """Correct the rates of single ops by the time of whole layers.
 
-    Ops that are timed one by one find warmer caches than within a layer, and cores that are awake. So a few layers are
-    timed as a whole, forward and backward, and two numbers are fitted to them: a factor on all work, and the overhead
-    of a call.
+    Ops that are timed one by one run with warmer caches than within a layer, and on cores at full clock speed. So a few
+    layers are timed as a whole, forward and backward, and two numbers are fitted to them: a factor on all work, and the
+    overhead of a call.
     """
     without_calls = replace(rates, call_overhead=0.0)
     columns = np.array([(predicted_seconds(without_calls, table), table.calls.sum()) for table, _ in layers])
@@ -104,7 +104,7 @@ def cpu_rates() -> Rates:
 
 
 def calibrate_on_one_core() -> Rates:
-    """Rates on a busy machine: too slow, but not a hundred times, as with threads that wait for each other."""
+    """Rates of one core, for a busy machine: several threads would wait for each other, a hundred times slower."""
     with one_core():
         rates = calibrate()
     assert rates is not None  # one core always counts as idle

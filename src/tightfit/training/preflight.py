@@ -1,6 +1,6 @@
 """Pre-flight: the largest batches are tried before the first step, then all state is restored.
 
-What would run out of memory in hour three fails at the start. The pre-flight runs one step, which allocates the
+A run that would run out of memory after hours fails at the start. The pre-flight runs one step, which allocates the
 optimizer state; the two largest micro-batches of the run, so that the second runs beside the gradients of the
 first (the whole batch with the most tokens, if the recipe chunks layers or counts tokens); the largest evaluation
 batch; and a load. Afterwards the weights are loaded from checkpoint-0, which is saved first, the optimizer state is

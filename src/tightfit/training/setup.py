@@ -158,7 +158,7 @@ class _Prediction:
 def _predict_memory(
     recipe: Recipe, simulation_setup: SimulationSetup, lengths: Lengths
 ) -> tuple[_Prediction, tuple[str, ...]]:
-    """Estimate memory before the model is loaded; a model that cannot be simulated is trained all the same."""
+    """Estimate memory before the model is loaded; a model that cannot be simulated is still trained."""
     recipe.import_requirements()
     simulation = Simulation(simulation_setup, lengths, overhead=simulation_setup.process_bytes())
     try:

@@ -98,5 +98,5 @@ class SaveAndStop(TrainerCallback):
             raise KeyboardInterrupt
         self.signal = number
         hint = " Press Ctrl-C again to exit immediately." if number == signal.SIGINT else ""
-        what = "the training has finished: its model is being written" if self._finished else _STOPPING
+        what = "training has finished: the model is being written" if self._finished else _STOPPING
         self.log(f"{what}.{hint}")

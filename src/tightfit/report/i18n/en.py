@@ -40,7 +40,7 @@ KINDS = {
     "optimizer state": "optimizer state",
     "activations": "activations",
     "inputs": "inputs",
-    "temporary": "temporary",
+    "temporary": "temporary buffers",
     "allocator": "allocator cache",
     "host memory": "host memory",
     "process": "process overhead",
@@ -57,7 +57,7 @@ STRATEGIES = {name: strategy.summary for name, strategy in _ALL.items()}
 COMPARISON = {
     "title": "Comparison of recipes",
     "about": "{model}, {data}, {rows} × {tokens} tokens, {device}; {how_long}",
-    "full_training": "trained to the end of the job",
+    "full_training": "trained for all epochs",
     "some_steps": "{steps} steps each",
     "recipe": "recipe",
     "measured": "measured peak",
