@@ -43,6 +43,7 @@ from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.processes import run_worker
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
+from tightfit.strategies.base import Case, Stage
 from tightfit.timing.cpu_load import CpuShare
 from tightfit.units import parse_bytes
 
@@ -122,7 +123,7 @@ def neighbours(model: str, budget: str, _: int, data: Path, folder: Path) -> dic
 
 
 def nearest(job: Job, plan: dict[str, Any], budget: str, folder: Path) -> list[list[str]]:
-    possible = candidates(CPU, job.batch_size, Constraints(), attention=True, longest=job.max_length)
+    possible = candidates(Case(CPU, job.batch_size, job.max_length, None, Stage.USUAL), Constraints())
     others = [r.specs for r in possible if r.result.value == plan["result"] and r.specs != plan["recipe"]]
     fitting = [
         (one["seconds_per_step"], recipe)

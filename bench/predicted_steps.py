@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tightfit import Job
 from tightfit.device import find_device
 from tightfit.simulation.job_simulation import Simulation
-from tightfit.simulation.worst_case import Lengths
-from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import step_time_on
 
@@ -23,15 +20,8 @@ def predicted_steps(
     for recipe in map(Recipe.parse, recipes):
         traced, parts = simulation.traced(recipe)
         lengths = simulation.lengths.for_recipe(parts)
-        tokens = [padded_tokens(replace(lengths, batches=batch[None]), parts) for batch in lengths.batches]
+        tokens = [parts.step_batching.computed_tokens(batch[None]) for batch in lengths.batches]
         update = step_time.optimizer_seconds(traced, recipe.optimizer)
         token = step_time.forward_backward_seconds(traced, parts, simulation.lengths) / statistics.mean(tokens)
         each = [update + token * count for count in tokens]
         yield statistics.mean(each), each[warm_up : warm_up + steps]
-
-
-def padded_tokens(lengths: Lengths, parts: Parts) -> int:
-    """Tokens that the model computes for these batches, padding included."""
-    if parts.layer_rows:
-        return lengths.chunked_tokens(parts)
-    return sum(rows * length for rows, length in lengths.micro_batches(parts))

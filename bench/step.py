@@ -89,7 +89,7 @@ class BaselineLoop(TrainerCallback):
     def __init__(self, job: Job, parts: Any) -> None:
         self.model = AutoModelForSequenceClassification.from_pretrained(job.model).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=job.learning_rate, fused=True)
-        self.rows = parts.micro_batch_size
+        self.rows = parts.batching.micro_batch_rows
         self.seconds: list[float] = []
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 from heads import build, make_batch
 
 from tightfit.data.batches import micro_batches
+from tightfit.data.batching import Batching
 from tightfit.device import Device
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW
@@ -33,17 +34,15 @@ def sorted_batch(longest: int = 20) -> dict[str, torch.Tensor]:
 
 def parts_of(*specs: str, model: Any = None) -> Parts:
     """Parts on the CPU; the device is declared a GPU if a strategy needs one."""
-    strategies = Recipe.parse(specs).strategies
+    strategies = Recipe.parse(specs).in_order_of_application
     parts = Parts(
         model=build("Bert") if model is None else model,
         device=GPU if any(strategy.name in OFFLOADING for strategy in strategies) else CPU,
         optimizer=AdamW().build,
-        batch_size=ROWS,
-        max_length=LENGTH,
+        batching=Batching(ROWS, LENGTH),
         learning_rate=2e-3,
         weight_decay=0.01,
         max_grad_norm=1.0,
-        micro_batch_size=ROWS,
     )
     for strategy in strategies:
         skip_unless_installed(strategy.name)
@@ -53,4 +52,4 @@ def parts_of(*specs: str, model: Any = None) -> Parts:
 
 def batch_of(parts: Parts, seed: int) -> dict[str, torch.Tensor]:
     batch = make_batch(ROWS, longest=LENGTH, seed=seed)
-    return {key: value[:, : parts.max_length] if value.dim() == 2 else value for key, value in batch.items()}
+    return {key: value[:, : parts.batching.max_length] if value.dim() == 2 else value for key, value in batch.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
@@ -50,16 +51,30 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights: bool) -> PreTrainedModel:
-    """Build the model in fp32. Weights come from safetensors, or from a pickle with `weights_only`."""
+@dataclass(frozen=True)
+class Loading:
+    """How a model's weights are loaded. Strategies change it before there is a model."""
+
+    dtype: str = "float32"
+    """The number format of the weights, as torch names it."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `from_pretrained`, such as a quantization config; random weights do not use them."""
+
+
+def load_model(
+    head: Any, name: str, config: PretrainedConfig, *, random_weights: bool, loading: Loading | None = None
+) -> PreTrainedModel:
+    """Build the model. Weights come from safetensors, or from a pickle with `weights_only`."""
     import torch
 
+    loading = loading or Loading()
+    dtype = getattr(torch, loading.dtype)
     _check_weight_paths(name)
     if not random_weights:
         _allow_peft(name)
     with _as_model_error(name, "weights"), _quiet_transformers():
         if random_weights:
-            model = head.from_config(config, trust_remote_code=False, dtype=torch.float32)
+            model = head.from_config(config, trust_remote_code=False, dtype=dtype)
             model.tie_weights()  # transformers skips it under no_init_weights, as in a simulation
             return model
         model, report = head.from_pretrained(
@@ -67,9 +82,10 @@ def load_model(head: Any, name: str, config: PretrainedConfig, *, random_weights
             config=config,
             trust_remote_code=False,
             weights_only=True,
-            dtype=torch.float32,
+            dtype=dtype,
             ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
             output_loading_info=True,
+            **loading.arguments,
         )
     _check_loaded_weights(name, model, report)
     return model

@@ -90,7 +90,7 @@ def test_a_short_measurement_evaluates_only_the_largest_batch(
     rows, original = [], Trainer.__init__
 
     def recording(self: Any, *args: Any, **how: Any) -> None:
-        rows.append((how["parts"].evaluation_rows, len(how["eval_dataset"])))
+        rows.append((how["parts"].step_batching.no_grad_rows, len(how["eval_dataset"])))
         original(self, *args, **how)
 
     monkeypatch.setattr(Trainer, "__init__", recording)

@@ -20,7 +20,7 @@ def gradients_of(architecture: str, *specs: str) -> torch.Tensor:
     torch.manual_seed(3)
     parts = parts_of(*specs, model=build(architecture, **(DROPOUT if architecture == "Bert" else {})))
     batch = batch_of(parts, seed=1)
-    weighted = weighted_micro_batches(parts.model, batch, parts.row_limits, sort=parts.layer_rows is not None)
+    weighted = weighted_micro_batches(parts.model, batch, parts.step_batching.limits(), sort=parts.batching.sorts)
     torch.manual_seed(4)
     run_micro_batches(parts.model.train(), weighted, torch.Tensor.backward, lambda _: contextlib.nullcontext())
     return gradients(parts.model)

@@ -6,7 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from tightfit import plan
 from tightfit.device import GPUS, Device
 from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
-from tightfit.planning.candidates import RESULT_CHANGING, candidates, last_resorts, result_changing
+from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
@@ -25,13 +25,21 @@ from tightfit.planning.select import Selector
 from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import Result
+from tightfit.strategies.base import Case, Result, Stage
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime
 
 ANY = Constraints()
 SLACK = PROCESS_NOISE["cpu"]
 ORDER = list(Result)
+LAST_RESORTS = (Stage.USUAL, Stage.SMALL, Stage.SMALLEST)
+
+
+def recipes_of(*stages: Stage, device: Device = CPU, constraints: Constraints = ANY) -> list[Recipe]:
+    """The candidates of these stages for a batch of 16 and six layers."""
+    where = device, 16, 24, 6
+    cases = [Case(*where, stage, constraints.avoided, constraints.pinned) for stage in stages]
+    return [recipe for case in cases for recipe in candidates(case, constraints)]
 
 
 @pytest.fixture(scope="module")
@@ -208,22 +216,21 @@ def test_shorter_texts_are_suggested_if_they_would_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-16bit"])
 def test_length_bucketing_is_not_combined_with_a_pinned_adamw(planner: Planner, optimizer: str) -> None:
     constraints = Constraints.of([optimizer])
-    offered = [*candidates(CPU, 16, constraints, attention=True, longest=48)]
-    offered += chain(*last_resorts(CPU, 16, constraints, attention=True))
+    offered = recipes_of(*LAST_RESORTS, constraints=constraints)
     assert any("optimizer-in-backward" in recipe.specs for recipe in offered)
     assert not any("length-bucketing" in recipe.specs for recipe in offered)
     both = Constraints.of([optimizer, "length-bucketing"])
-    assert all("length-bucketing" in recipe.specs for recipe in candidates(CPU, 16, both, attention=True, longest=48))
+    assert all("length-bucketing" in recipe.specs for recipe in recipes_of(Stage.USUAL, constraints=both))
 
 
 def test_avoiding_one_strategy_rules_out_no_other() -> None:
-    less = list(
-        result_changing(
-            6, 16, Constraints.of(avoid=["gradient-checkpointing", "micro-batch"], allow="different"), attention=True
-        )
-    )
-    assert any("lora" in recipe.specs for recipe in less)
-    last = [*chain(*last_resorts(CPU, 16, Constraints.of(avoid=["adafactor"]), attention=True))]
+    avoided = Constraints.of(avoid=["gradient-checkpointing", "micro-batch"], allow="different")
+    assert any("lora" in recipe.specs for recipe in recipes_of(Stage.FEWER_PARAMETERS, constraints=avoided))
+    last = [
+        recipe
+        for recipe in recipes_of(Stage.SMALL, Stage.SMALLEST, constraints=Constraints.of(avoid=["adafactor"]))
+        if recipe.steps_in_backward
+    ]
     assert last
     assert {recipe.optimizer for recipe in last} <= {"adamw-8bit", "adamw-16bit"}
 
@@ -253,10 +260,10 @@ def test_every_option_has_the_pinned_strategies_and_none_of_the_avoided(planner:
 
 
 def test_a_plan_names_exactly_the_result_changing_strategies_that_it_would_consider(planner: Planner) -> None:
-    considered = [s for recipe in result_changing(6, 16, ANY, attention=True) for s in recipe.strategies]
-    assert {s.name for s in considered if s.result is Result.DIFFERENT} == set(RESULT_CHANGING)
+    considered = [s for recipe in recipes_of(Stage.FEWER_PARAMETERS) for s in recipe.strategies]
+    names = {s.name for s in considered if s.result is Result.DIFFERENT}
     line = next(line for line in planner.plan(budget(1 << 40), ANY).rejected if "--allow different" in line)
-    assert line.partition(":")[0] == ", ".join(RESULT_CHANGING)
+    assert set(line.partition(":")[0].split(", ")) == names == {"lora", "freeze"}
 
 
 def test_a_printed_plan_states_why_close_alternatives_were_not_chosen(planner: Planner) -> None:
@@ -401,16 +408,13 @@ def test_a_strategy_without_its_package_is_rejected_with_the_pip_command(
 
 
 def test_offloading_is_a_candidate_only_on_a_gpu() -> None:
-    def recipes(device: Device) -> list[Recipe]:
-        last = last_resorts(device, 16, ANY, attention=False)
-        return [*candidates(device, 16, ANY, attention=False, longest=24), *chain(*last)]
-
     def offloading(device: Device) -> set[str]:
-        return {s.name for recipe in recipes(device) for s in recipe.strategies if s.name in OFFLOADING}
+        recipes = recipes_of(*LAST_RESORTS, device=device)
+        return {s.name for recipe in recipes for s in recipe.strategies if s.name in OFFLOADING}
 
     assert offloading(CPU) == set()
     assert offloading(GPUS["T4 16GB"]) == {"offload-optimizer", "offload-activations"}
-    exact = [recipe for recipe in recipes(GPUS["T4 16GB"]) if recipe.result is Result.SAME]
+    exact = [recipe for recipe in recipes_of(Stage.USUAL, device=GPUS["T4 16GB"]) if recipe.result is Result.SAME]
     assert any("offload-optimizer" in recipe.specs for recipe in exact)
 
 
@@ -418,7 +422,8 @@ def test_offloading_is_a_candidate_only_on_a_gpu() -> None:
 def test_last_resorts_are_evaluated_only_if_the_others_do_not_fit(tmp_path: Path) -> None:
     """One group after the other: each takes longer to trace and to train."""
     planner = planner_of(tmp_path)
-    first, second = last_resorts(CPU, planner.simulation.setup.job.batch_size, ANY, attention=True)
+    usual, first, second = (planner._recipes(stage, ANY) for stage in LAST_RESORTS)
+    first, second = [r for r in first if r not in usual], [r for r in second if r not in usual]
     options = [planner.option(recipe) for recipe in first]
     assert planner.plan(budget(min(option.upper_bound for option in options if option)), ANY).fits
     assert not any(recipe in planner.candidates for recipe in second)
@@ -441,7 +446,7 @@ def test_a_cpu_steps_in_backward_with_the_smallest_optimizer(avoided: tuple[str,
     """
     offered = [
         {s.name for s in r.strategies}
-        for r in candidates(CPU, 16, Constraints.of(avoid=avoided), attention=False, longest=24)
+        for r in recipes_of(Stage.USUAL, constraints=Constraints.of(avoid=[*avoided, "tiled-attention"]))
     ]
     in_backward = [names for names in offered if "optimizer-in-backward" in names]
     assert [names - expected - {"optimizer-in-backward"} for names in in_backward] == [

@@ -155,25 +155,20 @@ def test_command_line_imports_neither_torch_nor_matplotlib_nor_jinja2() -> None:
 @pytest.mark.parametrize("width", [1, 3])
 def test_length_stats_count_every_text(width: int) -> None:
     """The bins add up to the number of texts at any bin width, and single rows need no padding."""
+    from dataclasses import replace
     from types import SimpleNamespace
 
+    from tightfit.data.batching import Batching
     from tightfit.data.tokens import Tokens
     from tightfit.job import Job
     from tightfit.simulation.worst_case import Lengths
+    from tightfit.strategies.parts import Tokens as RowsOfTokens
     from tightfit.training.setup import length_stats
 
     lengths_of = [1 + 7 * row % 20 for row in range(40)]
     job = Job(model="m", data="d", batch_size=8, max_length=20)
-    parts: Any = SimpleNamespace(
-        max_length=20 * width,
-        feature_cache=None,
-        layer_rows=None,
-        bucket_batches=0,
-        micro_batch_rows=8,
-        micro_batch_size=8,
-        micro_batch_tokens=None,
-        batch_size=8,
-    )
+    batching = Batching(batch_size=8, max_length=20 * width)
+    parts: Any = SimpleNamespace(batching=batching, step_batching=batching, source=RowsOfTokens())
     found = length_stats(Tokens(None, lengths_of, 0, 0), Lengths.of(job, lengths_of, [3]), parts)
     assert sum(found.rows) == 40
     assert found.tokens == sum(lengths_of)
@@ -181,6 +176,6 @@ def test_length_stats_count_every_text(width: int) -> None:
     single_rows = length_stats(
         Tokens(None, lengths_of, 0, 0),
         Lengths.of(job, lengths_of, [3]),
-        SimpleNamespace(**{**vars(parts), "micro_batch_rows": 1}),
+        SimpleNamespace(**{**vars(parts), "step_batching": replace(batching, micro_batch_size=1)}),
     )
     assert single_rows.padding_factor == 1

@@ -21,7 +21,7 @@ from tightfit.simulation.timeline import Timeline
 from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
-SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), feature_cache=((3, 24),))
+SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), encoder=((3, 24),))
 DEEP = {"ModernBert": 13, "Bert": 12}  # ModernBert repeats every three layers
 TWO_LAYERS_PER_BLOCK = "tiled-attention chunked-layers:size=2,layers=2 adafactor optimizer-in-backward"
 RECIPES = [

@@ -21,7 +21,8 @@ from tightfit.simulation.job_simulation import (
 )
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.recipe import Recipe
+from tightfit.strategies.base import Changes
+from tightfit.strategies.recipe import Recipe, parse_strategy
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
 LENGTHS = Lengths.uniform(8, 24)
@@ -70,6 +71,32 @@ def _check_combined(folder: Path, device: Device, specs: str, monkeypatch: pytes
     assert (combined.phases, combined.host) == (full.phases, full.host)
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_changes_only_what_it_declares(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Combined with others: traced in two parts, by what each changes, it needs the same bytes as traced as a whole."""
+    skip_unless_installed(name)
+    strategy = parse_strategy(name + _SETTINGS.get(name, ""))
+    others = [parse_strategy(spec) for spec in ("gradient-checkpointing", "adafactor")]
+    recipe = Recipe.of([strategy, *(other for other in others if other.exclusive != strategy.exclusive)])
+    separate = _separate_parts(recipe)
+    inseparable = strategy.steps_in_backward or not strategy.hints.same_ops_at_any_size
+    assert (separate is None) == (inseparable or recipe in (recipe.gradient_part(), recipe.optimizer_part()))
+    if separate is not None:
+        _check_combined(tmp_path, GPUS["A100 40GB"], " ".join(recipe.specs), monkeypatch)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.changes is Changes.BATCH])
+def test_a_strategy_that_changes_the_batch_needs_no_trace_of_its_own(tmp_path: Path, name: str) -> None:
+    strategy = parse_strategy(name + _SETTINGS.get(name, ""))
+    recipe, others = Recipe.of([strategy, parse_strategy("adafactor")]), Recipe.parse(["adafactor"])
+    shared = simulation(tmp_path)
+    shared.estimate(others)
+    assert shared.missing([recipe]) == []
+    assert shared.estimate(recipe).phases == simulation(tmp_path).estimate(recipe).phases
+
+
 @pytest.mark.skipif(usable_cpus() < 2, reason="needs two cores and fork")
 def test_parallel_traces_equal_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = [
@@ -92,5 +119,7 @@ def test_every_traced_recipe_can_be_pickled(tmp_path: Path, name: str) -> None:
     skip_unless_installed(name)
     on_gpu = simulation(tmp_path, GPUS["A100 40GB"])
     traced = _trace_in_worker(on_gpu, Recipe.parse([name + _SETTINGS.get(name, "")]))
-    assert (traced is None) == (name in ("lora", "freeze"))  # they hold their model, so they are traced on demand
-    assert (pickle.loads(pickle.dumps(traced)) is None) == (traced is None)
+    assert traced is not None
+    copy = pickle.loads(pickle.dumps(traced))
+    assert copy.parts.step_batching == traced.parts.step_batching
+    assert copy.training.trace.blocks

@@ -26,7 +26,7 @@ from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 LABELS = Labels(("a", "b", "c"))
-SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), feature_cache=((3, 24),))
+SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), encoder=((3, 24),))
 USUAL = set(PHASES) - {"features"}
 RECIPES = [
     "",
@@ -150,7 +150,7 @@ def test_one_trace_gives_the_estimate_for_every_micro_batch_size(folder: Path, r
     exact = traced(
         folder,
         recipe,
-        BatchShapes(shapes.micro_batches, [shapes.evaluation], shapes.padded, feature_cache=shapes.feature_cache),
+        BatchShapes(shapes.micro_batches, [shapes.evaluation], shapes.padded, encoder=shapes.encoder),
     )
     predicted = estimated_phases(folder, recipe, lengths)
     for phase, kinds in exact.items():

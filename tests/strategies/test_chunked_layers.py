@@ -99,7 +99,7 @@ def test_evaluation_is_not_chunked() -> None:
     parts.model.bert.encoder.layer[0].attention.register_forward_hook(lambda *_: calls.append(1))
     parts.model.eval()(**sorted_batch())
     assert len(calls) == 1
-    assert parts.evaluation_rows == ROWS
+    assert parts.step_batching.no_grad_rows == ROWS
 
 
 def test_a_model_without_layers_is_rejected() -> None:

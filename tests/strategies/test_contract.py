@@ -14,7 +14,6 @@ from heads import DROPOUT, build
 from memory import LiveBytes, bytes_of
 from parts import ROWS, batch_of, parts_of
 
-from tightfit.data.batches import LengthBuckets
 from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.step import run_micro_batches, weighted_micro_batches
 from tightfit.errors import RecipeError
@@ -75,11 +74,11 @@ def gradient_bytes(model: torch.nn.Module) -> int:
 
 def next_batch(parts: Parts, step: int) -> dict[str, torch.Tensor]:
     """Two alternating batches, which the model memorizes; with length bucketing, two batches of the same rows."""
-    if not parts.bucket_batches:
+    if not parts.batching.bucket_batches:
         return batch_of(parts, seed=step % 2)
     both = [batch_of(parts, seed=seed) for seed in range(2)]
     rows = {key: torch.cat([batch[key] for batch in both]) for key in both[0]}
-    order = LengthBuckets(rows["attention_mask"].sum(dim=1).tolist(), ROWS, parts.bucket_batches).order(seed=step // 2)
+    order = parts.batching.buckets(rows["attention_mask"].sum(dim=1).tolist()).order(seed=step // 2)
     chosen = order[ROWS * (step % 2) : ROWS * (step % 2 + 1)]
     return {key: value[chosen] for key, value in rows.items()}
 
@@ -98,7 +97,7 @@ def losses_of(*specs: str) -> list[float]:
 
 def train_batch(parts: Parts, batch: dict[str, torch.Tensor], phase: Callable[[str], Any]) -> float:
     with torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
-        weighted = weighted_micro_batches(parts.model, batch, parts.row_limits, sort=parts.layer_rows is not None)
+        weighted = weighted_micro_batches(parts.model, batch, parts.step_batching.limits(), sort=parts.batching.sorts)
         return float(run_micro_batches(parts.model, weighted, torch.Tensor.backward, phase))
 
 

@@ -34,7 +34,7 @@ def test_merging_keeps_the_logits_and_removes_the_adapter(architecture: str) -> 
     assert all(torch.equal(p, frozen[name]) for name, p in parts.model.named_parameters() if name in frozen)
     with torch.no_grad():
         before = parts.model.eval()(**batch).logits
-        parts.adapter.merge_or_unload()
+        parts.export.finish(None)
         after = parts.model(**batch).logits
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
     untrained = build(architecture).eval()

@@ -1,7 +1,8 @@
 """Batches: which rows each batch holds, and how a batch is cut into micro-batches and chunks.
 
 - Row order: follows from the seed, so every batch of a run is known before it starts.
-- Micro-batches: a batch sorted by length and cut, each part without the padding it does not need.
+- Micro-batches: a batch sorted by length and cut, each part without the padding it does not need. `RowLimits` is the
+  only place that decides how a batch is cut, for real tensors and for the lengths of a simulation.
 - Chunks: rows that pass through a layer together, cut where padding costs least.
 """
 
@@ -117,23 +118,42 @@ def epoch_order(rows: int, seed: int) -> IntArray:
 class RowLimits:
     """The largest micro-batch: the recipe's number of rows or tokens, and fewer for lengths that ran out of memory."""
 
-    def __init__(self, rows: int, tokens: int | None = None) -> None:
-        self.rows, self.tokens = rows, tokens
+    def __init__(self, rows: int, tokens: int | None = None, *, where: str = "micro_batches") -> None:
+        self.rows, self.tokens, self.where = rows, tokens, where
         self.found: dict[int, int] = {}
         """Limits found by running out of memory: minimum length in tokens -> rows."""
 
     def rows_for(self, length: int) -> int:
         """The rows of a micro-batch whose longest text has `length` tokens."""
-        by_tokens = self.rows if self.tokens is None else max(1, self.tokens // max(1, length))
-        return min([self.rows, by_tokens, *(rows for shortest, rows in self.found.items() if shortest <= length)])
+        return int(self._rows_for(np.array(length)))
 
-    def cut(self, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _rows_for(self, lengths: IntArray) -> IntArray:
+        rows = np.full_like(lengths, self.rows)
+        if self.tokens is not None:
+            rows = np.minimum(rows, np.maximum(1, self.tokens // np.maximum(1, lengths)))
+        for shortest, limit in self.found.items():
+            rows = np.where(lengths >= shortest, np.minimum(rows, limit), rows)
+        return rows
+
+    def cut(self, lengths: Sequence[int]) -> list[tuple[int, int]]:
         """The rows and tokens of the micro-batches that texts, sorted longest first, are cut into."""
-        start = 0
-        while start < len(lengths):
-            rows = min(self.rows_for(lengths[start]), len(lengths) - start)
-            yield rows, lengths[start]
-            start += rows
+        cut = self.cut_all(np.maximum(1, np.array([lengths])))[:, 0]
+        return [(int(rows), int(length)) for rows, length in cut.tolist()]
+
+    def cut_all(self, batches: IntArray) -> IntArray:
+        """The same for many batches, given as rows of lengths that end in 0 where a batch has fewer rows.
+
+        Returns rows and tokens: the first micro-batches of all batches, the second ones, and so on; 0 where a batch has
+        fewer micro-batches.
+        """
+        batch_rows, index = (batches > 0).sum(axis=1), np.arange(len(batches))
+        start, cut = np.zeros_like(batch_rows), []
+        while (left := batch_rows - start).any():
+            longest = np.where(left > 0, batches[index, np.minimum(start, batches.shape[1] - 1)], 0)
+            rows = np.minimum(self._rows_for(longest), left)
+            cut.append(np.stack([rows, longest], axis=1))
+            start = start + rows
+        return np.stack(cut)
 
     def halve(self, rows: int, length: int) -> bool:
         """Halve the limit after `rows` rows of this length ran out of memory; False if one row was already too many."""
@@ -155,13 +175,12 @@ def micro_batches(
     limits = RowLimits(rows) if isinstance(rows, int) else rows
     inputs = used_spans(_used_inputs(batch, encoder_decoder))
     targets = used_spans(batch["labels"] != IGNORED) if encoder_decoder and _has_token_labels(batch) else None
-    order = list(range(len(inputs)))
-    if sort or len(order) > limits.rows_for(max(end - first for first, end in inputs)):
-        order.sort(key=lambda row: inputs[row][0] - inputs[row][1])
-    while order:
-        first, end = inputs[order[0]]
-        chosen = order[: limits.rows_for(end - first)]
-        order = order[len(chosen) :]
+    order = sorted(range(len(inputs)), key=lambda row: inputs[row][0] - inputs[row][1])
+    sizes = [size for size, _ in limits.cut([inputs[row][1] - inputs[row][0] for row in order])]
+    if len(sizes) == 1 and not sort:
+        order.sort()
+    for size in sizes:
+        chosen, order = order[:size], order[size:]
         is_whole = chosen == list(range(len(inputs)))
         part = batch if is_whole else {key: value[chosen] for key, value in batch.items()}
         yield chosen, _trim(part, _union(inputs, chosen), _union(targets, chosen) if targets else None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import decay_parameter_names
+from tightfit.data.batching import Batching
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import ModelError
 from tightfit.job import Job
-from tightfit.models import load_config, load_model, max_positions, truncate_layers
-from tightfit.optimizers.in_backward import optimizer_in_backward
+from tightfit.models import Loading, load_config, load_model, max_positions, truncate_layers
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
@@ -31,29 +31,29 @@ def assemble(
     layers: int | None = None,
 ) -> Parts:
     """Build the model and apply the recipe's strategies; with `layers` the model has only that many layers."""
-    model = _build_model(job, labels, tokenizer, layers)
+    strategies, loading = recipe.in_order_of_application, Loading()
+    for strategy in strategies:
+        loading = strategy.load(loading)
+    model = _build_model(job, labels, tokenizer, layers, loading)
     _check_max_length(job, model)
     parts = Parts(
         model=model,
         device=device,
         optimizer=AdamW().build,
-        batch_size=job.batch_size,
-        max_length=job.max_length,
+        batching=Batching(job.batch_size, job.max_length),
         learning_rate=job.learning_rate,
         weight_decay=job.weight_decay,
         max_grad_norm=job.max_grad_norm,
-        micro_batch_size=job.batch_size,
     )
-    for strategy in recipe.strategies:
+    for strategy in strategies:
         parts = strategy.apply(parts)
     return parts
 
 
 def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
     """The recipe's optimizer over the trainable parameters, run inside the backward pass if the recipe says so."""
-    optimizer = parts.optimizer(parameter_groups(parts), parts.learning_rate)
-    if parts.optimizer_in_backward:
-        optimizer_in_backward(optimizer, parts.max_grad_norm)
+    optimizer = parts.new_optimizer(parameter_groups(parts))
+    parts.stepping.prepare(optimizer, parts.max_grad_norm)
     return optimizer
 
 
@@ -68,7 +68,9 @@ def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, layers: int | None) -> PreTrainedModel:
+def _build_model(
+    job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, layers: int | None, loading: Loading
+) -> PreTrainedModel:
     from transformers import set_seed
 
     task = find_task(job.task)
@@ -78,7 +80,7 @@ def _build_model(job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, l
     if layers is not None:
         truncate_layers(config, layers)
     set_seed(job.seed)  # the new head gets the same weights with every recipe
-    return load_model(task.head(), job.model, config, random_weights=job.random_weights)
+    return load_model(task.head(), job.model, config, random_weights=job.random_weights, loading=loading)
 
 
 def _check_max_length(job: Job, model: PreTrainedModel) -> None:

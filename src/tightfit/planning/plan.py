@@ -11,7 +11,6 @@ import numpy as np
 from tightfit.device import Budget, Device
 from tightfit.display import Display
 from tightfit.job import Job
-from tightfit.planning.candidates import RESULT_CHANGING
 from tightfit.planning.constraints import Constraints
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
@@ -188,16 +187,20 @@ def reasons_for(chosen: Option, baseline: Option, evaluate: Callable[[Recipe], O
         yield Reason(strategy, share, evaluate(chosen.recipe.without(strategy)), chosen)
 
 
-def rejections(rejected: Iterable[str], chosen: Recipe, device: Device, constraints: Constraints) -> Iterator[str]:
+def rejections(
+    rejected: Iterable[str], chosen: Recipe, device: Device, constraints: Constraints, result_changing: Iterable[str]
+) -> Iterator[str]:
     """Strategies that the model, the device or the installation rules out, and those that would change the result."""
     yield from dict.fromkeys(rejected)
-    if device.kind == "cpu" and "mixed-precision" not in (s.name for s in chosen.strategies):
-        yield "mixed-precision: a CPU computes no faster in 16 bits; add --use mixed-precision to try it"
+    for kind in STRATEGIES.values():
+        reason = kind.why_not_offered(device)
+        if reason and kind.name not in (s.name for s in chosen.strategies):
+            yield f"{kind.name}: {reason}"
     for kind in STRATEGIES.values():
         if not kind.is_available():
             yield f"{kind.name}: needs the package {kind.requires}: pip install {kind.requires}"
     if constraints.allow is not Result.DIFFERENT:
-        yield f"{', '.join(RESULT_CHANGING)}: they train fewer parameters; used only with --allow different"
+        yield f"{', '.join(result_changing)}: they train fewer parameters; used only with --allow different"
 
 
 def _share(strategy: Strategy, share: float) -> str:
@@ -227,7 +230,7 @@ def length_advice(planner: Planner, chosen: Option) -> Iterator[str]:
     if any(strategy.name == "max-length" for strategy in chosen.recipe.strategies):
         return
     for tokens in (int(longest * share) for share in _LENGTH_SHARES):
-        if tokens < 2 or not all(strategy.same_ops_at_any_size for strategy in chosen.recipe.strategies):
+        if tokens < 2 or not all(hints.same_ops_at_any_size for hints in chosen.recipe.hints):
             continue
         shorter = planner.option(Recipe.parse([*chosen.recipe.specs, f"max-length:tokens={tokens}"]))
         if shorter is not None and (line := _length_line(planner, chosen, shorter, tokens)):

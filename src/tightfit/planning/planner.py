@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 
 from tightfit.device import Budget, Device
 from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
-from tightfit.planning.candidates import candidates, last_resorts, result_changing
+from tightfit.planning.candidates import candidates, offered
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import (
     CandidateEstimate,
@@ -26,7 +26,7 @@ from tightfit.planning.plan import (
 )
 from tightfit.simulation.job_simulation import Simulation, modified_times, trace_in_parallel
 from tightfit.simulation.process_size import process_size_note
-from tightfit.strategies.base import Result, Strategy
+from tightfit.strategies.base import Case, Result, Stage, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, step_time_on
 
@@ -109,8 +109,7 @@ class CandidateEstimates:
 
     def _forward_backward_seconds(self, recipe: Recipe) -> float:
         """The same for every optimizer, unless it steps during backward: then the recipe is traced as a whole."""
-        in_backward = any(strategy.steps_in_backward for strategy in recipe.strategies)
-        part = recipe if in_backward else recipe.gradient_part()
+        part = recipe if recipe.steps_in_backward else recipe.gradient_part()
         if part not in self._pass_seconds:
             traced, parts = self.simulation.traced(part)
             self._pass_seconds[part] = self.step_time.forward_backward_seconds(traced, parts, self.simulation.lengths)
@@ -123,7 +122,7 @@ class CandidateEstimates:
 
 _ORDER = list(Result)
 _ALTERNATIVES = 5
-_ATTENTION = Recipe.parse(["tiled-attention"])
+_LAST_RESORTS = (Stage.SMALL, Stage.SMALLEST)
 
 
 @dataclass
@@ -190,23 +189,36 @@ class Planner:
 
     def _allowed(self, budget: Budget, constraints: Constraints) -> list[CandidateEstimate]:
         """Candidates that the constraints allow; the slowest ones only if nothing else fits the budget."""
-        device, batch = self.simulation.setup.device, self.simulation.setup.job.batch_size
-        recipes = partial(candidates, device, batch, constraints, longest=self.simulation.lengths.longest)
-        # Trace all of them together with the recipe that tests tiled attention: if it works, all are needed.
-        if self._may_tile_attention(constraints) and _ATTENTION not in self.candidates:
-            self.candidates.trace(recipes(attention=True))
-        attention = self._attention_works(constraints)
-        evaluated = self.candidates.evaluate(recipes(attention=attention))
+        constraints = self._avoiding_what_fails(constraints)
+        evaluated = self.candidates.evaluate(self._recipes(Stage.USUAL, constraints))
         # A pinned strategy may have a stronger effect on the result than the constraints allow.
         limit = max(_ORDER.index(constraints.allow), min(map(_severity, evaluated), default=0))
         allowed = [candidate for candidate in evaluated if _severity(candidate) <= limit]
-        for group in last_resorts(device, batch, constraints, attention=attention):
+        for stage in _LAST_RESORTS:
             if self._any_fits(allowed, budget):
                 break
-            allowed += [candidate for candidate in self.candidates.evaluate(group) if _severity(candidate) <= limit]
+            more = self.candidates.evaluate(self._recipes(stage, constraints))
+            allowed += [candidate for candidate in more if _severity(candidate) <= limit and candidate not in allowed]
         if constraints.allow is Result.DIFFERENT and not self._any_fits(allowed, budget):
-            allowed += self.candidates.evaluate(self._result_changing(constraints))
+            allowed += self.candidates.evaluate(self._recipes(Stage.FEWER_PARAMETERS, constraints))
         return self._checked(allowed, constraints)
+
+    def _recipes(self, stage: Stage, constraints: Constraints) -> list[Recipe]:
+        return list(candidates(self._case(stage, constraints), constraints))
+
+    def _case(self, stage: Stage, constraints: Constraints) -> Case:
+        setup, longest = self.simulation.setup, self.simulation.lengths.longest
+        where = setup.device, setup.job.batch_size, longest, setup.depth
+        return Case(*where, stage, constraints.avoided, constraints.pinned)
+
+    def _avoiding_what_fails(self, constraints: Constraints) -> Constraints:
+        """The constraints, without the strategies that every recipe would have and that this model does not support."""
+        free = [s for s in offered(self._case(Stage.USUAL, constraints), constraints) if s.costs_nothing]
+        # Trace all recipes together with those that test these strategies: if they work, all are needed.
+        if any(Recipe((strategy,)) not in self.candidates for strategy in free):
+            self.candidates.trace(self._recipes(Stage.USUAL, constraints))
+        failing = {s.name for s in free if self.candidates.candidate(Recipe((s,))) is None}
+        return replace(constraints, avoided=constraints.avoided | failing)
 
     def _checked(self, candidates: list[CandidateEstimate], constraints: Constraints) -> list[CandidateEstimate]:
         if not candidates:
@@ -248,18 +260,6 @@ class Planner:
     def _fits(self, candidate: CandidateEstimate, budget: Budget) -> bool:
         return candidate.lower_bound <= budget.size and self.candidates.option(candidate).fits(budget)
 
-    def _result_changing(self, constraints: Constraints) -> Iterable[Recipe]:
-        setup, attention = self.simulation.setup, self._attention_works(constraints)
-        return result_changing(setup.depth, setup.job.batch_size, constraints, attention=attention)
-
-    def _attention_works(self, constraints: Constraints) -> bool:
-        """Whether this model supports tiled attention."""
-        return self._may_tile_attention(constraints) and self.candidates.candidate(_ATTENTION) is not None
-
-    def _may_tile_attention(self, constraints: Constraints) -> bool:
-        """Tiled attention is for CPUs; GPUs have their own memory-efficient kernels."""
-        return self.simulation.setup.device.kind == "cpu" and "tiled-attention" not in constraints.avoided
-
     def _plan(
         self,
         budget: Budget,
@@ -278,11 +278,16 @@ class Planner:
             chosen=chosen,
             reason_details=tuple(reasons_for(chosen, baseline, self._evaluated)),
             alternatives=tuple(others),
-            rejected=tuple(rejections(self.candidates.rejected, chosen.recipe, budget.device, constraints)),
+            rejected=tuple(self._rejections(chosen, budget, constraints)),
             length_advice=tuple(length_advice(self, chosen)),
             suggestions=suggestions,
             notes=self.notes(budget),
         )
+
+    def _rejections(self, chosen: Option, budget: Budget, constraints: Constraints) -> Iterable[str]:
+        fewer = offered(self._case(Stage.FEWER_PARAMETERS, Constraints()), Constraints())
+        names = dict.fromkeys(strategy.name for strategy in fewer if strategy.result is Result.DIFFERENT)
+        return rejections(self.candidates.rejected, chosen.recipe, budget.device, constraints, names)
 
     def _evaluated(self, recipe: Recipe) -> Option | None:
         """The option of a recipe that was among the candidates, else None."""

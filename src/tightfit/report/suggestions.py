@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import Result
+from tightfit.strategies.base import Changes, Result
 from tightfit.units import format_bytes
 
 _MIN_SAVING = 0.02  # of the peak
@@ -103,7 +103,9 @@ def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
     """Strategies that reduce a kind of memory, train the same parameters and combine with the recipe, in list order."""
     used = {spec.partition(":")[0] for spec in recipe}
     taken = {STRATEGIES[name].exclusive for name in used if name in STRATEGIES} - {None}
-    in_backward = any(STRATEGIES[name].steps_in_backward for name in used if name in STRATEGIES)
+    in_backward = any(
+        Changes.GRADIENTS | Changes.STEP in STRATEGIES[name].changes for name in used if name in STRATEGIES
+    )
     return [
         strategy.example()
         for name, strategy in STRATEGIES.items()

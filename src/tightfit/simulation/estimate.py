@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.display import HTMLDisplay
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
-from tightfit.simulation.scaling import Array, BatchShape
+from tightfit.simulation.scaling import Array
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.strategies.base import MemoryKind
 

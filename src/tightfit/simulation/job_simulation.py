@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException, import_model_code
+from tightfit.data.batching import Batching, BatchShape, tokens_of
 from tightfit.data.dataset import prefetched_stats
 from tightfit.data.labels import Labels
 from tightfit.device import Device
@@ -22,11 +23,12 @@ from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, ph
 from tightfit.simulation.op_counts import Table
 from tightfit.simulation.process_size import process_bytes, process_size_note
 from tightfit.simulation.profile import StepProfile, profile_of
-from tightfit.simulation.scaling import Array, BatchShape, NotExtrapolable, constant_sizes, fit_sizes
+from tightfit.simulation.scaling import Array, NotExtrapolable, constant_sizes, fit_sizes
 from tightfit.simulation.simulate import BatchShapes, TracedTraining, trace_training
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.trace import Trace
-from tightfit.simulation.worst_case import Lengths, WorstShapes, tokens_of
+from tightfit.simulation.worst_case import Lengths, WorstShapes
+from tightfit.strategies.base import Changes
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 from tightfit.tasks import find_task
@@ -74,11 +76,11 @@ class SimulationSetup:
 
     def _depths(self, recipe: Recipe) -> list[tuple[int, int, int]]:
         """Two shallow depths, and how many times their difference is to be added; none where that saves nothing."""
-        depth, periods = num_layers(self._config), [strategy.layer_period for strategy in recipe.strategies]
+        depth, periods = num_layers(self._config), [hints.layer_period for hints in recipe.hints]
         if depth is None or None in periods:
             return []
         step = math.lcm(layer_period(self._config), *(period for period in periods if period is not None))
-        min_layers = _MIN_BLOCKS * max((strategy.layers_per_block for strategy in recipe.strategies), default=1)
+        min_layers = _MIN_BLOCKS * max((hints.layers_per_block for hints in recipe.hints), default=1)
         shallow = min_layers + (depth - min_layers) % step
         times = (depth - shallow) // step - 1
         return [(shallow, shallow + step, times)] if 2 * shallow + step < depth else []
@@ -228,11 +230,10 @@ class Simulation:
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens instead of the traced ones; some reject micro-batches."""
         job = self.setup.job
-        parts = replace(
-            parts, micro_batch_size=job.batch_size, micro_batch_tokens=None, max_length=job.max_length, bucket_batches=0
-        )
-        for strategy in recipe.strategies:
-            if strategy.batch_only or strategy.steps_in_backward:
+        batching = Batching(job.batch_size, job.max_length, chunk_rows=parts.batching.chunk_rows)
+        parts = replace(parts, batching=batching)
+        for strategy in recipe.in_order_of_application:
+            if strategy.changes is Changes.BATCH or strategy.steps_in_backward:
                 parts = strategy.apply(parts)
         return parts
 
@@ -280,10 +281,11 @@ class Simulation:
         """Two shapes that differ by another ratio in each of rows, tokens, rows x tokens, tokens², rows x tokens²."""
         longest = min(self.setup.job.max_length, _MAX_TRACED_LENGTH)
         inputs = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
-        pair = ((6, 1), (4, 1)) if parts.feature_cache else inputs
-        return BatchShapes(
-            pair, pair, self._worst_shapes(parts).padded, feature_cache=inputs if parts.feature_cache else ()
-        )
+        padded = self._worst_shapes(parts).padded
+        if parts.source.runs_encoder:
+            return BatchShapes(inputs, inputs, padded)
+        pair = [(rows, parts.step_batching.max_length) for rows, _ in inputs]
+        return BatchShapes(pair, pair, padded, encoder=inputs)
 
     def _worst_shapes(self, parts: Parts, traced: TracedRecipe | None = None) -> WorstShapes:
         """The largest shapes; micro-batches are compared by their traced bytes where those are known."""
@@ -293,7 +295,7 @@ class Simulation:
 
     def _fixed_shapes(self, parts: Parts) -> BatchShapes:
         worst = self._worst_shapes(parts)
-        return BatchShapes(worst.micro_batches, [worst.evaluation], worst.padded, worst.lengths, worst.feature_cache)
+        return BatchShapes(worst.micro_batches, [worst.evaluation], worst.padded, worst.lengths, worst.encoder)
 
 
 def _with_scaling(training: TracedTraining) -> TracedRecipe:
@@ -306,18 +308,18 @@ def _with_scaling(training: TracedTraining) -> TracedRecipe:
 
 
 def _is_fixed(recipe: Recipe) -> bool:
-    return not all(strategy.same_ops_at_any_size for strategy in recipe.strategies)
+    return not all(hints.same_ops_at_any_size for hints in recipe.hints)
 
 
 def _separate_parts(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
     """Its gradient part and its optimizer part, where each can be traced without the other."""
     gradients, optimizer = recipe.gradient_part(), recipe.optimizer_part()
-    inseparable = any(strategy.steps_in_backward for strategy in recipe.strategies)
-    return None if inseparable or _is_fixed(recipe) or recipe in (gradients, optimizer) else (gradients, optimizer)
+    inseparable = recipe.steps_in_backward or _is_fixed(recipe)
+    return None if inseparable or recipe in (gradients, optimizer) else (gradients, optimizer)
 
 
 def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
-    return padded, tuple(strategy.spec for strategy in recipe.strategies if not strategy.batch_only)
+    return padded, tuple(recipe.without_batching().specs)
 
 
 def _pairs(trace: Trace) -> list[tuple[int, int]]:
@@ -328,10 +330,10 @@ def _pairs(trace: Trace) -> list[tuple[int, int]]:
 def _section_shapes(worst: WorstShapes, traced: TracedRecipe) -> list[tuple[int, int] | None]:
     """The rows and tokens of every traced section; None leaves a section out."""
     if not traced.is_scalable:
-        return [*worst.feature_cache, *worst.micro_batches, worst.evaluation]
+        return [*worst.encoder, *worst.micro_batches, worst.evaluation]
     first_pass, later_passes = _padded_to_two(worst.first_batch), _padded_to_two(worst.micro_batches)
-    feature_cache, no_features = ([*worst.feature_cache, None], [None, None]) if worst.feature_cache else ([], [])
-    return [*feature_cache, *first_pass, worst.evaluation, None, *no_features, *later_passes, None, None]
+    encoder, no_encoder = ([*worst.encoder, None], [None, None]) if worst.encoder else ([], [])
+    return [*encoder, *first_pass, worst.evaluation, None, *no_encoder, *later_passes, None, None]
 
 
 def _padded_to_two(shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
@@ -382,7 +384,4 @@ def _trace_in_worker(simulation: Simulation, recipe: Recipe) -> TracedRecipe | N
         traced, _ = simulation.traced(recipe)
     except Exception:
         return None
-    if traced.parts.saves_only_trained:  # a feature cache or adapter holds the model, which cannot be pickled
-        return None
-    parts: Any = replace(traced.parts, model=None)
-    return replace(traced, training=replace(traced.training, parts=parts))
+    return replace(traced, training=replace(traced.training, parts=traced.parts.without_model()))

@@ -21,8 +21,9 @@ from tightfit.compat import (
     sdpa_backward_flop_count,
     sdpa_flop_count,
 )
+from tightfit.data.batching import BatchShape
 from tightfit.ops import fake
-from tightfit.simulation.scaling import Array, BatchShape, NotExtrapolable, monomials_of, powers_of
+from tightfit.simulation.scaling import Array, NotExtrapolable, monomials_of, powers_of
 from tightfit.simulation.trace import Section
 
 MATMUL, MATMUL_BYTES, MATMUL_16BIT, BMM = "matmul", "matmul bytes", "16-bit matmul", "bmm"

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from functools import cache
 
+from tightfit.data.batching import Batching
 from tightfit.device import Device
 from tightfit.engine.meter import resident_bytes
 from tightfit.optional_imports import is_slim
@@ -76,7 +77,7 @@ def _run_small_step(specs: list[str]) -> None:
 
     parts = _small_parts(specs)
     optimizer = build_optimizer(parts)
-    tokens = torch.ones(parts.batch_size, parts.max_length, dtype=torch.long)
+    tokens = torch.ones(parts.batching.batch_size, parts.batching.max_length, dtype=torch.long)
     mask = tokens.triu()  # rows of different lengths
     parts.model(input_ids=tokens, attention_mask=mask, labels=tokens[:, 0]).loss.backward()
     torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
@@ -94,13 +95,11 @@ def _small_parts(specs: list[str]) -> Parts:
         model=BertForSequenceClassification(BertConfig(vocab_size=64, **sizes)).train(),
         device=Device("cpu", "this machine's CPU", bf16=True, fp16=False),
         optimizer=AdamW().build,
-        batch_size=4,
-        max_length=64,
+        batching=Batching(batch_size=4, max_length=64),
         learning_rate=0.0,
         weight_decay=0.0,
         max_grad_norm=1.0,
-        micro_batch_size=4,
     )
-    for strategy in Recipe.parse(specs).strategies:
+    for strategy in Recipe.parse(specs).in_order_of_application:
         parts = strategy.apply(parts)
     return parts

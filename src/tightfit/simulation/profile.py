@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from tightfit.data.batching import BatchShape
 from tightfit.engine.meter import OTHER
 from tightfit.simulation.estimate import peak_tick_of, ticks_of
-from tightfit.simulation.scaling import Array, BatchShape
+from tightfit.simulation.scaling import Array
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.simulation.trace import Block, Trace
 from tightfit.simulation.tracer import wildcard_layer

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from tightfit.data.batching import BatchShape
 from tightfit.simulation.trace import Trace
 from tightfit.strategies.base import MemoryKind
 
-BatchShape = tuple[int, int]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _POWERS = np.array([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)])  # of rows, of tokens

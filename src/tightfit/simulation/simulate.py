@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 
 from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move, no_init_weights
+from tightfit.data.batching import BatchShape
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.engine.assembly import assemble, build_optimizer
@@ -21,7 +22,6 @@ from tightfit.job import Job
 from tightfit.ops.fake import on_host
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.simulation.op_counts import OpCounts
-from tightfit.simulation.scaling import BatchShape
 from tightfit.simulation.timeline import PASS_END, PASS_START, STATE_ALLOCATED, STEPS_END
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
@@ -53,7 +53,7 @@ class BatchShapes:
     """Whether the attention mask has zeros; transformers drops a mask of ones, which takes less memory."""
     lengths: Sequence[int] | None = None
     """Tokens of each row of the micro-batch, for recipes that cut layers by length."""
-    feature_cache: Sequence[BatchShape] = ()
+    encoder: Sequence[BatchShape] = ()
     """The batches that run through a frozen encoder whose outputs are cached."""
 
 
@@ -149,11 +149,9 @@ def _to_unless_noop(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch
 
 def _cache_features(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
     """Run the frozen encoder; its cached outputs are written to a file, so none of them stay in memory."""
-    feature_cache = parts.feature_cache
-    for rows, length in shapes.feature_cache if feature_cache else ():
+    for rows, length in shapes.encoder:
         with tracer.trace.section("features", rows, length), tracer.trace.phase("features"):
-            assert feature_cache is not None
-            feature_cache.features(_fake_inputs(parts, rows, length, shapes.padded, tracer))
+            parts.source.encode(_fake_inputs(parts, rows, length, shapes.padded, tracer), check=False)
 
 
 def _train(parts: Parts, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer) -> None:
@@ -217,9 +215,8 @@ def _save_and_load_best(parts: Parts, trace: Trace) -> None:
         with trace.phase("load-best"), torch.no_grad():
             for weight in parts.checkpoint_weights.values():
                 weight.copy_(torch.empty_like(weight))
-    if parts.adapter:
-        with trace.phase("save"):
-            parts.adapter.merge_or_unload()
+    with trace.phase("save"):
+        parts.export.finish(None)
 
 
 def _fake_micro_batches(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
@@ -234,14 +231,14 @@ def _fake_micro_batches(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> It
 
 
 def _fake_batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
-    if parts.feature_cache is None:
-        return _fake_inputs(parts, rows, length, padded, tracer)
-    batch = parts.feature_cache.dummy_features(rows) | {"labels": torch.ones(rows, dtype=torch.long)}
+    batch = parts.source.fake_batch(partial(_fake_inputs, parts, rows, length, padded, tracer))
     tracer.mark(batch.values(), MemoryKind.INPUTS)
     return batch
 
 
-def _fake_inputs(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
+def _fake_inputs(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer, *names: str) -> Batch:
+    if names == ("labels",):
+        return {"labels": torch.ones(rows, dtype=torch.long)}
     ids = torch.ones((rows, length), dtype=torch.long)
     end = getattr(parts.model.config, "eos_token_id", None)
     ids[:, -1] = end if isinstance(end, int) else 1  # some heads read the hidden state at the end token

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tightfit.simulation.scaling import Array, BatchShape, Sizes
+from tightfit.data.batching import BatchShape
+from tightfit.simulation.scaling import Array, Sizes
 from tightfit.simulation.trace import Trace
 from tightfit.strategies.base import MemoryKind
 

@@ -7,34 +7,28 @@ The results are close to AdamW's, not equal.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import MemoryKind, Result, Strategy
-from tightfit.strategies.parts import Parts
+from tightfit.strategies.base import MemoryKind, Result
+from tightfit.strategies.optimizer import OptimizerStrategy
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class Adafactor(Strategy):
+class Adafactor(OptimizerStrategy):
     """Adafactor with the user's learning rate, as `optim="adafactor"` in transformers."""
 
     name: ClassVar[str] = "adafactor"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
+    averages_gradients: ClassVar[bool] = False
     summary: ClassVar[str] = "stores second moments per row and column of each weight matrix, and no first moment"
-    exclusive: ClassVar[str | None] = "optimizer"
-    step_only: ClassVar[bool] = True
-
-    def apply(self, parts: Parts) -> Parts:
-        return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Build the optimizer over parameter groups."""
         from tightfit.optimizers.adafactor import Adafactor as Optimizer
 
         return Optimizer(groups, lr=learning_rate)

@@ -6,37 +6,35 @@ device: the same update in one pass over memory, without temporary copies.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import MemoryKind, Result, Strategy
-from tightfit.strategies.parts import Parts
+from tightfit.strategies.base import Case, MemoryKind, Result, Strategy
+from tightfit.strategies.optimizer import OptimizerStrategy
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class AdamW(Strategy):
+class AdamW(OptimizerStrategy):
     """The default optimizer."""
 
     name: ClassVar[str] = "adamw"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "is the default optimizer; name it to pin it or to turn off its fused kernel (fused=false)"
-    exclusive: ClassVar[str | None] = "optimizer"
-    step_only: ClassVar[bool] = True
 
     fused: bool = True
     """Use torch's fused kernel where there is one."""
 
-    def apply(self, parts: Parts) -> Parts:
-        return replace(parts, optimizer=self.build)
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        return ()  # a recipe without an optimizer has it
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Build the optimizer over parameter groups."""
         import torch
 
         if self.fused:

@@ -7,34 +7,27 @@ keeps both moments of every single parameter. The results are close to AdamW's, 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import MemoryKind, Result, Strategy
-from tightfit.strategies.parts import Parts
+from tightfit.strategies.base import MemoryKind, Result
+from tightfit.strategies.optimizer import OptimizerStrategy
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True)
-class AdamW16Bit(Strategy):
+class AdamW16Bit(OptimizerStrategy):
     """AdamW with moments in bf16, the second with stochastic rounding."""
 
     name: ClassVar[str] = "adamw-16bit"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "stores AdamW's moments in bf16, the second with stochastic rounding"
-    exclusive: ClassVar[str | None] = "optimizer"
-    step_only: ClassVar[bool] = True
-
-    def apply(self, parts: Parts) -> Parts:
-        return replace(parts, optimizer=self.build)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Build the optimizer over parameter groups."""
         from tightfit.optimizers.adamw_16bit import AdamW16
 
         return AdamW16(groups, lr=learning_rate)

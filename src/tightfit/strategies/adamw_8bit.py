@@ -9,14 +9,14 @@ optional package: pip install bitsandbytes. It is fast on GPUs; on a CPU it is t
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.ops.fake import real_tensors
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result
+from tightfit.strategies.optimizer import OptimizerStrategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AdamW8Bit(Strategy):
+class AdamW8Bit(OptimizerStrategy):
     """AdamW with moments in 8 bits, by bitsandbytes."""
 
     name: ClassVar[str] = "adamw-8bit"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "stores AdamW's moments in 8 bits (needs the package bitsandbytes)"
-    exclusive: ClassVar[str | None] = "optimizer"
-    step_only: ClassVar[bool] = True
     requires: ClassVar[str | None] = "bitsandbytes"
 
     @classmethod
@@ -44,10 +42,9 @@ class AdamW8Bit(Strategy):
     def apply(self, parts: Parts) -> Parts:
         if not self.is_available():
             raise RecipeError(f"'{self.name}' needs the package {self.requires}: pip install {self.requires}.")
-        return replace(parts, optimizer=self.build)
+        return super().apply(parts)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
-        """Build the optimizer over parameter groups."""
         with real_tensors():  # a library's own constants are not part of a simulation
             self.import_requirements()
             from tightfit.optimizers.adamw_8bit import AdamW8

@@ -8,7 +8,9 @@ it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, Flag, IntEnum, auto
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +20,7 @@ from tightfit.optional_imports import allow_imports, is_installed
 
 if TYPE_CHECKING:
     from tightfit.device import Device
+    from tightfit.models import Loading
     from tightfit.strategies.parts import Parts
 
 
@@ -27,6 +30,62 @@ class Result(str, Enum):
     SAME = "same"  # equal up to rounding
     CLOSE = "close"  # not the same numbers, same quality
     DIFFERENT = "different"  # fewer trained parameters or shorter text
+
+
+class Changes(Flag):
+    """What a strategy changes. Strategies are applied in this order, by the last of what they change."""
+
+    MODEL = auto()  # which parameters exist, which of them train, and their number format
+    BATCH = auto()  # the rows and tokens of a micro-batch, and the order of the rows
+    GRADIENTS = auto()  # how the forward and backward pass compute the gradients
+    STEP = auto()  # what the optimizer does with the gradients
+
+
+@dataclass(frozen=True)
+class TraceHints:
+    """What a simulation may assume of a strategy, so that it traces less. A wrong hint gives a wrong estimate."""
+
+    same_ops_at_any_size: bool = True
+    """Whether a larger batch runs the same operations on larger tensors."""
+    layer_period: int | None = 1
+    """The number of layers after which its pattern repeats; None if it treats a layer differently from the rest."""
+    layers_per_block: int = 1
+    """The number of layers that run as one block."""
+
+
+class Stage(IntEnum):
+    """How far a plan goes to save memory: a stage is tried only if no recipe of the earlier ones fits."""
+
+    USUAL = 0
+    SMALL = 1  # needs less memory and more time
+    SMALLEST = 2
+    FEWER_PARAMETERS = 3  # changes what is trained; only if the user allows it
+
+
+@dataclass(frozen=True)
+class Case:
+    """What candidates are proposed for: the device, the batch, the model and the user's constraints."""
+
+    device: Device
+    batch_size: int
+    longest: int
+    """Tokens of the longest text."""
+    layers: int | None
+    """Layers of the model, where known."""
+    stage: Stage
+    avoided: frozenset[str] = frozenset()
+    pinned: tuple[Strategy, ...] = ()
+    """Strategies that are in every recipe."""
+    offered: tuple[Strategy, ...] = ()
+    """All proposed strategies, once they are known."""
+
+    @property
+    def leanest_optimizer(self) -> Strategy | None:
+        """The proposed optimizer with the least state: they are listed from most to least."""
+        return next((s for s in reversed(self.offered) if s.exclusive == OPTIMIZER), None)
+
+
+OPTIMIZER = "optimizer"
 
 
 class MemoryKind(str, Enum):
@@ -57,20 +116,42 @@ class Strategy(ABC):
     """A part that only one strategy of a recipe may set."""
     requires: ClassVar[str | None] = None
     """A package that only this strategy needs."""
-    batch_only: ClassVar[bool] = False
-    """Whether it changes nothing but the rows and tokens of a micro-batch."""
-    gradients_only: ClassVar[bool] = False
-    """Whether it changes only how gradients are computed, not how the optimizer uses them."""
-    step_only: ClassVar[bool] = False
-    """Whether it changes only how the optimizer uses gradients, not how they are computed."""
-    steps_in_backward: ClassVar[bool] = False
-    """Whether the optimizer steps inside the backward pass, so that the two cannot be traced apart."""
-    same_ops_at_any_size: ClassVar[bool] = True
-    """Whether a larger batch runs the same operations on larger tensors."""
+    changes: ClassVar[Changes]
+    """What it changes; a strategy that changes gradients and step couples them, so they cannot be traced apart."""
+    costs_nothing: ClassVar[bool] = False
+    """Whether plans use it wherever it is offered and works, since it takes neither time nor accuracy."""
 
     @abstractmethod
     def apply(self, parts: Parts) -> Parts:
         """Return the parts with this strategy applied; raise RecipeError where it cannot work."""
+
+    def load(self, loading: Loading) -> Loading:
+        """Change how the weights are loaded, before there is a model: number format, quantization."""
+        return loading
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        """The settings of it that are worth trying; none: plans use it only where the user pins it."""
+        return ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """Whether a recipe with it and these other offered strategies is worth trying."""
+        return True
+
+    @classmethod
+    def why_not_offered(cls, device: Device) -> str | None:
+        """Why it is not tried on a device where users would expect it."""
+        return None
+
+    @property
+    def hints(self) -> TraceHints:
+        """What a simulation may assume of it."""
+        return TraceHints()
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the optimizer steps inside the backward pass, so that a step has only one such pass."""
+        return Changes.GRADIENTS | Changes.STEP in self.changes
 
     @classmethod
     def is_available(cls) -> bool:
@@ -83,16 +164,6 @@ class Strategy(ABC):
         if cls.requires is not None:
             allow_imports(cls.requires)
             import_module(cls.requires)
-
-    @property
-    def layer_period(self) -> int | None:
-        """The number of layers after which its pattern repeats; None if it treats a layer differently from the rest."""
-        return self.layers_per_block
-
-    @property
-    def layers_per_block(self) -> int:
-        """The number of layers that run as one block."""
-        return 1
 
     @property
     def spec(self) -> str:

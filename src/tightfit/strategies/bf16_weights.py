@@ -9,14 +9,15 @@ keeps the weights in fp32, is closer where it fits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.models import Loading
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -34,15 +35,28 @@ class BF16Weights(Strategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "keeps weights, gradients and activations in bf16, with stochastic rounding of the updates"
     exclusive: ClassVar[str | None] = "number format"
+    changes: ClassVar[Changes] = Changes.MODEL
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        usable = case.device.kind == "cuda" and case.device.bf16
+        return (cls(),) if usable and case.stage in (Stage.SMALL, Stage.SMALLEST) else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """Where all else is not enough: mixed precision, with weights in fp32, is closer to the fp32 result."""
+        return any(other.steps_in_backward for other in others)
+
+    def load(self, loading: Loading) -> Loading:
+        return replace(loading, dtype="bfloat16")  # there is never a copy in fp32
 
     def apply(self, parts: Parts) -> Parts:
         if not parts.device.bf16:
             raise RecipeError(f"'{self.name}' cannot be used: {parts.device.label} has no bf16. Leave it out.")
         import torch
 
-        for parameter in parts.model.parameters():
+        for parameter in parts.model.parameters():  # no change, unless the model was built before the recipe was known
             parameter.data = parameter.data.to(torch.bfloat16)
-        return replace(parts, optimizer=partial(_build, parts.optimizer))
+        return parts.wrap_optimizer(_build)
 
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:

@@ -14,6 +14,7 @@ gradients of two layers at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -23,8 +24,10 @@ from pydantic.dataclasses import dataclass
 from tightfit.data.batches import RowLimits
 from tightfit.errors import RecipeError
 from tightfit.models import layer_stacks
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints
 from tightfit.strategies.parts import Parts
+
+_CHUNKS, _MOST_CHUNKS = 4, 16  # a quarter of the batch, or the smallest chunk that still saves memory
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,7 @@ class ChunkedLayers(Strategy):
         "runs each layer in chunks of a few rows, with recomputation; unlike micro-batch, one backward pass per batch"
     )
     exclusive: ClassVar[str | None] = "recomputation"
-    same_ops_at_any_size: ClassVar[bool] = False
-    gradients_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.GRADIENTS
 
     size: int = Field(ge=1)
     """Rows per chunk; more where they are shorter than the longest."""
@@ -47,8 +49,23 @@ class ChunkedLayers(Strategy):
     """Layers that a chunk goes through before the next one starts."""
 
     @property
-    def layers_per_block(self) -> int:
-        return self.layers
+    def hints(self) -> TraceHints:
+        return TraceHints(same_ops_at_any_size=False, layer_period=self.layers, layers_per_block=self.layers)
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        """Large chunks; as a last resort small ones, and two layers at a time, which halves the hidden states."""
+        large, small = (max(1, case.batch_size // chunks) for chunks in (_CHUNKS, _MOST_CHUNKS))
+        if case.stage is Stage.USUAL:
+            return (cls(size=large),)
+        if case.stage is Stage.SMALL:
+            size = large if case.device.kind == "cpu" else small
+            return cls(size=size), cls(size=size, layers=2)
+        return (cls(size=small), cls(size=small, layers=2)) if case.stage is Stage.SMALLEST else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """Micro-batches do as much for less, unless a step needs a single backward pass."""
+        return any(other.steps_in_backward for other in others)
 
     def apply(self, parts: Parts) -> Parts:
         stacks = layer_stacks(parts.model)
@@ -58,6 +75,8 @@ class ChunkedLayers(Strategy):
             )
         from tightfit.ops.chunked_layer import chunk_layers
 
-        limits = RowLimits(self.size)
+        limits = RowLimits(self.size, where="layers")
         chunk_layers(parts.model, stacks, limits, self.layers, parts.device.kind)
-        return replace(parts, layer_rows=min(self.size, parts.batch_size), layer_limits=limits)
+        batching = replace(parts.batching, chunk_rows=min(self.size, parts.batching.batch_size))
+        # Where a frozen encoder runs before training, its chunks are not part of the steps.
+        return replace(parts, batching=batching, shrinkable=(limits,) if parts.source.runs_encoder else ())

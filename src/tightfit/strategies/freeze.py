@@ -12,7 +12,7 @@ dropout makes its outputs slightly different each time; the stored outputs are c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, ClassVar
@@ -20,16 +20,22 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tightfit.data.batching import Batching
 from tightfit.errors import RecipeError
 from tightfit.models import embedding_modules, layer_stacks
-from tightfit.strategies.base import MemoryKind, Result, Strategy
-from tightfit.strategies.parts import Parts
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints
+from tightfit.strategies.lora import LoraExport
+from tightfit.strategies.parts import Parts, trained_weights
 from tightfit.units import format_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from torch import nn
     from transformers import PreTrainedModel
 
+    from tightfit.data.batches import Batch
     from tightfit.ops.feature_cache import FeatureCache
 
 
@@ -40,6 +46,7 @@ class Freeze(Strategy):
     name: ClassVar[str] = "freeze"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.DIFFERENT
+    changes: ClassVar[Changes] = Changes.MODEL
     summary: ClassVar[str] = "freezes the encoder, its first layers, the embeddings or parameters by name"
 
     encoder: bool | None = None
@@ -54,11 +61,22 @@ class Freeze(Strategy):
     """Run the encoder once over each example and cache its outputs, where it is frozen completely."""
 
     @property
-    def layer_period(self) -> int | None:
-        return None if self.layers or self.pattern else 1
+    def hints(self) -> TraceHints:
+        return TraceHints(layer_period=None if self.layers or self.pattern else 1)
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        """Half the layers, three quarters of them, or all but the head."""
+        if case.stage is not Stage.FEWER_PARAMETERS:
+            return ()
+        layers = [case.layers * share // 4 for share in (2, 3)] if case.layers and case.layers >= 4 else []
+        return *(cls(layers=count) for count in layers), cls()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        return all(other.result is not Result.DIFFERENT for other in others)
 
     def apply(self, parts: Parts) -> Parts:
-        if parts.adapter and not (self.layers or self.embeddings or self.pattern):
+        if isinstance(parts.export, LoraExport) and not (self.layers or self.embeddings or self.pattern):
             raise RecipeError(f"'{self.spec}' and 'lora' clash: lora trains matrices inside the frozen part. Keep one.")
         frozen = freeze(
             parts.model,
@@ -68,12 +86,15 @@ class Freeze(Strategy):
             pattern=self.pattern,
         )
         feature_cache = self._feature_cache(parts.model)
-        cached = (
-            "; the encoder runs once over each example, without dropout, and the head trains on its cached outputs"
-            if feature_cache
-            else ""
+        if feature_cache is None:
+            return replace(parts, notes=(*parts.notes, f"freeze: {frozen}"))
+        cached = "the encoder runs once over each example, without dropout, and the head trains on its cached outputs"
+        return replace(
+            parts,
+            source=CachedFeatures(feature_cache),
+            export=TrainedWeights(),
+            notes=(*parts.notes, f"freeze: {frozen}; {cached}"),
         )
-        return replace(parts, feature_cache=feature_cache, notes=(*parts.notes, f"freeze: {frozen}{cached}"))
 
     def _feature_cache(self, model: PreTrainedModel) -> FeatureCache | None:
         """A cache for the frozen encoder; None where a part of it trains or the head reads more than can be cached."""
@@ -81,6 +102,56 @@ class Freeze(Strategy):
 
         trains = any(parameter.requires_grad for parameter in model.base_model.parameters())
         return find_cacheable_encoder(model) if self.cache and model.base_model is not model and not trains else None
+
+
+class TrainedWeights:
+    """Checkpoints leave out the frozen weights, which the base model has; the saved model holds all."""
+
+    def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        return trained_weights(model)
+
+    def finish(self, folder: Path | None) -> None:
+        pass
+
+
+class CachedFeatures:
+    """Rows are the outputs of a frozen encoder, one vector each: it runs once over each example, before training."""
+
+    runs_encoder = False
+
+    def __init__(self, cache: FeatureCache | None) -> None:
+        self.cache = cache
+
+    def batching(self, tokens: Batching) -> Batching:
+        """A row has a single token, so the whole batch fits into one pass."""
+        return replace(tokens, max_length=1, micro_batch_size=None, micro_batch_tokens=None, chunk_rows=None)
+
+    def encoder_batches(self, tokens: Batching, lengths: Sequence[int]) -> list[list[int]]:
+        """Rows of similar length together, longest first."""
+        longest_first = sorted((min(length, tokens.max_length) for length in lengths), reverse=True)
+        return [longest_first[i : i + tokens.no_grad_rows] for i in range(0, len(lengths), tokens.no_grad_rows)]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(value.nbytes for value in self._cache.dummy_features(1).values())
+
+    def encode(self, batch: Batch, *, check: bool) -> Batch:
+        features, logits = self._cache.features(batch)
+        if check:
+            self._cache.check_same_logits(features, logits)
+        return features
+
+    def fake_batch(self, tokens: Callable[..., Batch]) -> Batch:
+        labels = tokens("labels")
+        return self._cache.dummy_features(len(labels["labels"])) | labels
+
+    @property
+    def _cache(self) -> FeatureCache:
+        assert self.cache is not None  # only a copy for estimates has none
+        return self.cache
+
+    def without_model(self) -> CachedFeatures:
+        return CachedFeatures(None)
 
 
 def freeze(

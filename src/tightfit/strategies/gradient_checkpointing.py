@@ -7,7 +7,7 @@ With `every=2` only every second layer is checkpointed, for half the saving at h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
 from tightfit.models import layer_stacks
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -33,14 +33,24 @@ class GradientCheckpointing(Strategy):
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "recomputes each layer's activations in the backward pass instead of storing them"
     exclusive: ClassVar[str | None] = "recomputation"
-    gradients_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.GRADIENTS
 
     every: int = Field(default=1, ge=1)
     """Checkpoint every n-th layer."""
 
     @property
-    def layer_period(self) -> int:
-        return self.every
+    def hints(self) -> TraceHints:
+        return TraceHints(layer_period=self.every)
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        if case.stage is Stage.USUAL:
+            return cls(every=2), cls()
+        return (cls(),) if case.stage is Stage.FEWER_PARAMETERS else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """Half of the layers are not enough where the whole batch runs in one pass."""
+        return self.every == 1 or not any(other.steps_in_backward for other in others)
 
     def apply(self, parts: Parts) -> Parts:
         if parts.model.supports_gradient_checkpointing:

@@ -11,13 +11,15 @@ Adafactor only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
+from tightfit.strategies.optimizer import OptimizerStrategy
 from tightfit.strategies.parts import Parts
 
 
@@ -29,10 +31,19 @@ class LengthBucketing(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "puts rows of similar length into the same batch: less padding, less time"
-    batch_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.BATCH
 
     pool: int = Field(default=50, ge=2)
     """Batches whose rows are sorted by length together."""
 
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        averaging = any(isinstance(s, OptimizerStrategy) and s.averages_gradients for s in case.pinned)
+        return (cls(),) if case.stage < Stage.FEWER_PARAMETERS and not averaging else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """It lowers the F1 of optimizers with a long moving average (docs/log.md): combined only if both are pinned."""
+        return any(isinstance(s, OptimizerStrategy) and not s.averages_gradients for s in others)
+
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, bucket_batches=self.pool)
+        return replace(parts, batching=replace(parts.batching, bucket_batches=self.pool))

@@ -9,6 +9,7 @@ is an ordinary one; with `merge=false` the weights stay unchanged and the adapte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,11 +19,14 @@ from pydantic.dataclasses import dataclass
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
 from tightfit.ops.lora_adapter import LoraAdapter, find_targets, uses_conv1d
-from tightfit.strategies.base import MemoryKind, Result, Strategy
-from tightfit.strategies.parts import Parts
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
+from tightfit.strategies.parts import Parts, trained_weights
 from tightfit.units import format_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
     from transformers import PreTrainedModel
 
 _TYPICAL_LR = 1e-4
@@ -36,6 +40,7 @@ class Lora(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE)
     result: ClassVar[Result] = Result.DIFFERENT
     requires: ClassVar[str | None] = "peft"
+    changes: ClassVar[Changes] = Changes.MODEL
     summary: ClassVar[str] = "trains low-rank matrices beside the frozen weights (LoRA) and merges them at the end"
 
     r: int = Field(default=8, ge=1)
@@ -48,6 +53,13 @@ class Lora(Strategy):
     """Modules to adapt, such as query+key+value; default: peft's target modules for the architecture."""
     merge: bool = True
     """Add the trained matrices to the weights at the end of training."""
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        return (cls(),) if case.stage is Stage.FEWER_PARAMETERS else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        return all(other.result is not Result.DIFFERENT for other in others)
 
     def apply(self, parts: Parts) -> Parts:
         self.import_requirements()
@@ -66,7 +78,7 @@ class Lora(Strategy):
             task_type="SEQ_CLS",
             base_model_name_or_path=checkpoint_name(model.config),
         )
-        parts = replace(parts, adapter=LoraAdapter(model, config, merge=self.merge))
+        parts = replace(parts, export=LoraExport(LoraAdapter(model, config, merge=self.merge)))
         return replace(parts, notes=(*parts.notes, *self._notes(parts, targets)))
 
     def _named_targets(self, model: PreTrainedModel) -> list[str]:
@@ -87,3 +99,18 @@ class Lora(Strategy):
                 f"lora: usual learning rates are 1e-4 to 5e-4; with {parts.learning_rate:g} it will train slowly"
             )
         return notes
+
+
+class LoraExport:
+    """Checkpoints hold the adapter and the head; the saved model has the adapter merged, or in files of its own."""
+
+    def __init__(self, adapter: LoraAdapter) -> None:
+        self.adapter = adapter
+
+    def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        return trained_weights(model)
+
+    def finish(self, folder: Path | None) -> None:
+        if folder is not None and not self.adapter.merge:
+            self.adapter.save(folder)
+        self.adapter.merge_or_unload()

@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Changes, MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 
@@ -25,14 +25,13 @@ class MaxLength(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS, MemoryKind.INPUTS)
     result: ClassVar[Result] = Result.DIFFERENT
     summary: ClassVar[str] = "truncates texts to fewer tokens than the job's --max-length"
-    batch_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.BATCH
 
     tokens: int = Field(ge=2)
     """Tokens that a text is truncated to."""
 
     def apply(self, parts: Parts) -> Parts:
-        if self.tokens > parts.max_length:
-            raise RecipeError(
-                f"'{self.spec}' is more than the job's {parts.max_length} tokens: use fewer, or raise --max-length."
-            )
-        return replace(parts, max_length=self.tokens)
+        limit = parts.batching.max_length
+        if self.tokens > limit:
+            raise RecipeError(f"'{self.spec}' is more than the job's {limit} tokens: use fewer, or raise --max-length.")
+        return replace(parts, batching=replace(parts.batching, max_length=self.tokens))

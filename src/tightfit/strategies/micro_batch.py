@@ -13,6 +13,7 @@ the same, there are fewer micro-batches, and a step takes less time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts
 
 
@@ -35,8 +36,7 @@ class MicroBatch(Strategy):
         "splits the batch into micro-batches, by rows or tokens, and accumulates the exact gradient of the whole batch"
     )
     exclusive: ClassVar[str | None] = "micro-batch"
-    batch_only: ClassVar[bool] = True
-    gradients_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.BATCH
 
     size: int | None = Field(default=None, ge=1)
     """Rows per micro-batch."""
@@ -63,8 +63,26 @@ class MicroBatch(Strategy):
     def variant(self) -> str:
         return f"{self.name}:{'size' if self.tokens is None else 'tokens'}"
 
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        """By tokens, as small as by rows and faster; by rows if the user avoids tokens."""
+        if case.stage is Stage.FEWER_PARAMETERS:
+            return (cls(size=-(-case.batch_size // 8)),)
+        if case.stage is not Stage.USUAL:
+            return ()
+        if f"{cls.name}:tokens" in case.avoided:
+            return [cls(size=size) for size in _halving(case.batch_size)]
+        return [cls(tokens=size * case.longest) for size in _halving(case.batch_size)]
+
     def apply(self, parts: Parts) -> Parts:
-        if self.tokens is not None:
-            return replace(parts, micro_batch_tokens=self.tokens)
-        assert self.size is not None  # one of the two is always given
-        return replace(parts, micro_batch_size=min(self.size, parts.batch_size))
+        batching = replace(parts.batching, micro_batch_size=self.size, micro_batch_tokens=self.tokens)
+        return replace(parts, batching=batching)
+
+
+def _halving(batch: int) -> list[int]:
+    """Half the batch, a quarter of it, and so on down to one row."""
+    sizes = []
+    while batch > 1:
+        batch = -(-batch // 2)
+        sizes.append(batch)
+    return sizes

@@ -8,6 +8,7 @@ on GPUs; on a CPU without bf16 instructions it saves memory and may cost time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -15,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts, Precision
 
 
@@ -28,10 +29,21 @@ class MixedPrecision(Strategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[str] = "computes in 16 bits (bf16, or fp16 with gradient scaling) and keeps the weights in fp32"
     exclusive: ClassVar[str | None] = "number format"
-    gradients_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.GRADIENTS
 
     dtype: Literal["auto", "bf16", "fp16"] = "auto"
     """auto is bf16 where the device supports it, else fp16."""
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        """Only on GPUs: a CPU without 16-bit instructions is slower with it."""
+        return (cls(),) if case.device.kind != "cpu" and case.stage < Stage.FEWER_PARAMETERS else ()
+
+    @classmethod
+    def why_not_offered(cls, device: Device) -> str | None:
+        if device.kind != "cpu":
+            return None
+        return f"a CPU computes no faster in 16 bits; add --use {cls.name} to try it"
 
     def apply(self, parts: Parts) -> Parts:
         precision = self.choose(parts.device)

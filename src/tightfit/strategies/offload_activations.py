@@ -9,12 +9,15 @@ run on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import MemoryKind, Result, Strategy, require_cuda
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints, require_cuda
+from tightfit.strategies.chunked_layers import ChunkedLayers
+from tightfit.strategies.offload_optimizer import OffloadOptimizer
 from tightfit.strategies.parts import Parts
 
 
@@ -26,11 +29,23 @@ class OffloadActivations(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[str] = "keeps activations in host memory instead of GPU memory until the backward pass needs them"
-    gradients_only: ClassVar[bool] = True
-    same_ops_at_any_size: ClassVar[bool] = False  # only tensors above a size are offloaded
+    changes: ClassVar[Changes] = Changes.GRADIENTS
 
     smallest: int = Field(default=256, ge=0)
     """KiB of the smallest tensor that is offloaded."""
+
+    @property
+    def hints(self) -> TraceHints:
+        return TraceHints(same_ops_at_any_size=False)  # only tensors above a size are offloaded
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        return (cls(),) if case.device.kind == "cuda" and case.stage is Stage.SMALLEST else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """With the optimizer offloaded too, and with chunks of one layer, which leave the least on the GPU."""
+        offloaded = any(isinstance(other, OffloadOptimizer) for other in others)
+        return offloaded and any(isinstance(other, ChunkedLayers) and other.layers == 1 for other in others)
 
     def apply(self, parts: Parts) -> Parts:
         require_cuda(self.name, parts.device)

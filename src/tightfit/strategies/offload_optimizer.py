@@ -9,13 +9,12 @@ GPU. It is for GPUs only: on a CPU there is no separate host memory. It has been
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.strategies.base import MemoryKind, Result, Strategy, require_cuda
+from tightfit.strategies.base import OPTIMIZER, Case, Changes, MemoryKind, Result, Stage, Strategy, require_cuda
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -34,11 +33,22 @@ class OffloadOptimizer(Strategy):
     summary: ClassVar[str] = (
         "keeps the optimizer state in host memory instead of GPU memory and updates the weights on the CPU"
     )
-    step_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.STEP
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        return (cls(),) if case.device.kind == "cuda" and case.stage in (Stage.USUAL, Stage.SMALLEST) else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """With the default optimizer, whose state is large; as a last resort with everything that saves memory."""
+        in_backward = any(other.steps_in_backward for other in others)
+        if case.stage is Stage.SMALLEST:
+            return in_backward and any(other.name == "offload-activations" for other in others)
+        return not in_backward and all(other.exclusive != OPTIMIZER for other in others)
 
     def apply(self, parts: Parts) -> Parts:
         require_cuda(self.name, parts.device)
-        return replace(parts, optimizer=partial(_build, parts.optimizer))
+        return parts.wrap_optimizer(_build)
 
 
 def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:

@@ -13,14 +13,19 @@ norm in the step before. So the first gradients of a pass are clipped by an esti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import OPTIMIZER, Case, Changes, MemoryKind, Result, Stage, Strategy
+from tightfit.strategies.length_bucketing import LengthBucketing
 from tightfit.strategies.parts import Parts, Precision
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,35 @@ class OptimizerInBackward(Strategy):
     summary: ClassVar[str] = (
         "updates each parameter inside the backward pass and frees its gradient; clips by a running gradient norm"
     )
-    steps_in_backward: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.GRADIENTS | Changes.STEP
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        return (cls(),) if case.stage < Stage.FEWER_PARAMETERS else ()
+
+    def suits(self, others: Sequence[Strategy], case: Case) -> bool:
+        """With the least optimizer state, since the gradients that it frees are smaller than AdamW's state.
+
+        It runs the whole batch at once: where there is no GPU, only with recomputation. Without micro-batches, padding
+        is trimmed only by length bucketing, so it is used wherever it suits the optimizer.
+        """
+        optimizer = next((other for other in others if other.exclusive == OPTIMIZER), None)
+        if optimizer != case.leanest_optimizer or (optimizer is None and case.stage is Stage.USUAL):
+            return False
+        bucketing = [o for o in case.offered if isinstance(o, LengthBucketing) and o.suits(others, case)]
+        return all(bucket in others for bucket in bucketing) and self._suits_pass(others, case)
+
+    def _suits_pass(self, others: Sequence[Strategy], case: Case) -> bool:
+        """Whether the rest of the recipe runs the whole batch in one backward pass, in little memory."""
+        parts = {other.exclusive for other in others}
+        fits_whole = case.device.kind != "cpu" and case.stage is Stage.USUAL
+        return "micro-batch" not in parts and ("recomputation" in parts or fits_whole)
 
     def apply(self, parts: Parts) -> Parts:
-        rows = parts.micro_batch_rows
-        if rows < parts.batch_size:
+        rows, batch_size = parts.step_batching.micro_batch_rows, parts.batching.batch_size
+        if rows < batch_size:
             raise RecipeError(
-                f"'{self.name}' and 'micro-batch' clash: "
-                f"a step would need {-(-parts.batch_size // rows)} backward passes. "
+                f"'{self.name}' and 'micro-batch' clash: a step would need {-(-batch_size // rows)} backward passes. "
                 f"Use chunked-layers:size={rows} instead of micro-batch."
             )
         if parts.precision is Precision.FP16:
@@ -48,7 +74,18 @@ class OptimizerInBackward(Strategy):
                 f"'{self.name}' and 'mixed-precision' in fp16 clash: the gradient scaler needs all gradients before "
                 f"any parameter is updated. {_with_bf16(parts)}"
             )
-        return replace(parts, optimizer_in_backward=True)
+        return replace(parts, stepping=InBackward())
+
+
+class InBackward:
+    """Each parameter is updated in the backward pass, as soon as its gradient is complete."""
+
+    in_backward = True
+
+    def prepare(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        from tightfit.optimizers.in_backward import optimizer_in_backward
+
+        optimizer_in_backward(optimizer, max_grad_norm)
 
 
 def _with_bf16(parts: Parts) -> str:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tightfit.data.batches import RowLimits
+from tightfit.data.batching import Batching
 from tightfit.device import Device
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from transformers import PreTrainedModel
 
-    from tightfit.ops.feature_cache import FeatureCache
-    from tightfit.ops.lora_adapter import LoraAdapter
+    from tightfit.data.batches import Batch
 
     OptimizerFactory = Callable[[list[dict[str, Any]], float], torch.optim.Optimizer]
+    OptimizerWrapper = Callable[[OptimizerFactory, list[dict[str, Any]], float], torch.optim.Optimizer]
 
 
 class Precision(str, Enum):
@@ -28,37 +32,124 @@ class Precision(str, Enum):
     FP16 = "fp16"
 
 
+class RowSource(Protocol):
+    """What the rows of a training step are: tokens, or the cached outputs of an encoder that ran before."""
+
+    runs_encoder: bool
+    """Whether a training step runs the encoder."""
+
+    def batching(self, tokens: Batching) -> Batching:
+        """How the rows of a step are batched, given the batching of the tokens."""
+
+    def encoder_batches(self, tokens: Batching, lengths: Sequence[int]) -> list[list[int]]:
+        """The lengths of the batches that run once through the encoder before training."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes on disk of a row that is computed before training."""
+
+    def encode(self, batch: Batch, *, check: bool) -> Batch:
+        """Compute the rows of a step from a batch of tokens; `check` that the model gives the same logits for them."""
+
+    def fake_batch(self, tokens: Callable[..., Batch]) -> Batch:
+        """A batch of a step for a simulation; `tokens` makes one of tokens, or only the fields that are named."""
+
+    def without_model(self) -> RowSource:
+        """A copy that can be pickled."""
+
+
+class Export(Protocol):
+    """What checkpoints and the saved model hold."""
+
+    def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        """The weights of a checkpoint, by name."""
+
+    def finish(self, folder: Path | None) -> None:
+        """Make the trained model an ordinary one before it is saved; files of its own go to the folder, if given."""
+
+
+class Stepping(Protocol):
+    """When the optimizer updates the parameters."""
+
+    in_backward: bool
+    """Whether it does so inside the backward pass, of which a step then has only one."""
+
+    def prepare(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        """Called once, before the first step."""
+
+
+class Tokens:
+    """Rows are tokens: every step runs the whole model."""
+
+    runs_encoder = True
+
+    def batching(self, tokens: Batching) -> Batching:
+        return tokens
+
+    def encoder_batches(self, tokens: Batching, lengths: Sequence[int]) -> list[list[int]]:
+        return []
+
+    @property
+    def row_bytes(self) -> int:
+        return 0
+
+    def encode(self, batch: Batch, *, check: bool) -> Batch:
+        return batch
+
+    def fake_batch(self, tokens: Callable[..., Batch]) -> Batch:
+        return tokens()
+
+    def without_model(self) -> Tokens:
+        return self
+
+
+class WholeModel:
+    """Checkpoints and the saved model hold all weights."""
+
+    def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        return model.state_dict()
+
+    def finish(self, folder: Path | None) -> None:
+        pass
+
+
+class AfterBackward:
+    """The optimizer steps once all gradients are complete."""
+
+    in_backward = False
+
+    def prepare(self, optimizer: torch.optim.Optimizer, max_grad_norm: float) -> None:
+        pass
+
+
+def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The trainable parameters by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Everything a training step consists of. Strategies replace some of it; the rest comes from the job."""
+    """Everything a training step consists of. Strategies replace some of it; the rest comes from the job.
+
+    The model itself is changed in place.
+    """
 
     model: PreTrainedModel
     device: Device
     optimizer: OptimizerFactory
-    batch_size: int
-    """Rows per optimizer step. No strategy may change it."""
-    max_length: int
-    """Tokens that a text is truncated to."""
+    batching: Batching
+    """How rows of tokens are batched and cut into micro-batches."""
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
-    micro_batch_size: int
-    """Rows per micro-batch."""
-    micro_batch_tokens: int | None = None
-    """Tokens per micro-batch, for recipes that limit tokens instead of rows."""
-    layer_rows: int | None = None
-    """Rows per chunk of a layer, where layers run in chunks."""
-    layer_limits: RowLimits | None = None
-    """The same as limits, which a run lowers after an out-of-memory error."""
-    optimizer_in_backward: bool = False
-    """Whether each parameter is updated in the backward pass, as soon as its gradient is complete."""
+    optimizer_wrappers: tuple[OptimizerWrapper, ...] = ()
+    """What is put around the optimizer, the outermost last."""
+    stepping: Stepping = field(default_factory=AfterBackward)
     precision: Precision = Precision.FP32
-    bucket_batches: int = 0
-    """Batches whose rows are sorted by length together (length bucketing); 0 for random order."""
-    adapter: LoraAdapter | None = None
-    """A LoRA adapter; merged or removed before the model is saved."""
-    feature_cache: FeatureCache | None = None
-    """A frozen encoder that runs once over each example; the head then trains on its cached outputs."""
+    source: RowSource = field(default_factory=Tokens)
+    export: Export = field(default_factory=WholeModel)
+    shrinkable: tuple[RowLimits, ...] = ()
+    """Limits that a run may lower after an out-of-memory error, before it lowers those of micro-batches."""
     notes: tuple[str, ...] = ()
     """What the strategies report to the user."""
 
@@ -73,45 +164,27 @@ class Parts:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
-    def trained_weights(self) -> dict[str, torch.Tensor]:
-        """The trainable parameters by name."""
-        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
-
-    @property
     def checkpoint_weights(self) -> dict[str, torch.Tensor]:
         """The weights that a checkpoint holds, by name."""
-        return self.trained_weights if self.saves_only_trained else self.model.state_dict()
+        return self.export.checkpoint_weights(self.model)
 
     @property
-    def saves_only_trained(self) -> bool:
-        """Whether checkpoints leave out the base model, because it does not change."""
-        return self.adapter is not None or self.feature_cache is not None
+    def step_batching(self) -> Batching:
+        """How the rows of a training step are batched: those of cached features need no micro-batches."""
+        return self.source.batching(self.batching)
 
-    @property
-    def micro_batch_rows(self) -> int:
-        """Rows per micro-batch of the longest texts; the whole batch where only cached features are trained on."""
-        return self.batch_size if self.feature_cache else self._rows_at_max_length
+    def wrap_optimizer(self, wrapper: OptimizerWrapper) -> Parts:
+        """The parts with something around the optimizer, whichever it is."""
+        return replace(self, optimizer_wrappers=(*self.optimizer_wrappers, wrapper))
 
-    @property
-    def row_limits(self) -> RowLimits:
-        """The limits by which a batch is split into micro-batches."""
-        if self.micro_batch_tokens is None or self.feature_cache:
-            return RowLimits(self.micro_batch_rows)
-        return RowLimits(self.batch_size, self.micro_batch_tokens)
+    def new_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer over parameter groups, with everything around it."""
+        factory = self.optimizer
+        for wrapper in self.optimizer_wrappers:
+            factory = partial(wrapper, factory)
+        return factory(groups, self.learning_rate)
 
-    @property
-    def _rows_at_max_length(self) -> int:
-        """Rows per micro-batch where all texts have the maximum length."""
-        if self.micro_batch_tokens is None:
-            return self.micro_batch_size
-        return min(self.batch_size, RowLimits(self.batch_size, self.micro_batch_tokens).rows_for(self.max_length))
-
-    @property
-    def no_grad_rows(self) -> int:
-        """Rows per forward pass without gradients: at least 8, since no activations are saved."""
-        return min(self.batch_size, max(self.layer_rows or self._rows_at_max_length, 8))
-
-    @property
-    def evaluation_rows(self) -> int:
-        """Rows per batch of an evaluation."""
-        return self.batch_size if self.feature_cache else self.no_grad_rows
+    def without_model(self) -> Parts:
+        """What is left for the estimates of a traced recipe; it can be pickled."""
+        nothing: Any = None
+        return replace(self, model=nothing, source=self.source.without_model(), export=WholeModel(), shrinkable=())

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from tightfit.errors import RecipeError, suggest
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import Result, Strategy
+from tightfit.strategies.base import OPTIMIZER, Changes, Result, Strategy, TraceHints
+
+_ORDER = {name: position for position, name in enumerate(STRATEGIES)}
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,14 @@ class Recipe:
     @classmethod
     def parse(cls, specs: Iterable[str]) -> Recipe:
         """Parse specs such as `["micro-batch:size=8", "gradient-checkpointing"]`."""
-        order = list(STRATEGIES.values())
-        strategies = sorted((parse_strategy(spec) for spec in specs), key=lambda s: order.index(type(s)))
-        _check_clashes(strategies)
-        return cls(tuple(strategies))
+        return cls.of(parse_strategy(spec) for spec in specs)
+
+    @classmethod
+    def of(cls, strategies: Iterable[Strategy]) -> Recipe:
+        """A recipe of these strategies; raises RecipeError if two of them clash."""
+        in_order = sorted(strategies, key=lambda strategy: _ORDER[strategy.name])
+        _check_clashes(in_order)
+        return cls(tuple(in_order))
 
     @property
     def specs(self) -> list[str]:
@@ -37,9 +43,14 @@ class Recipe:
             if strategy.is_available():
                 strategy.import_requirements()
 
+    @property
+    def in_order_of_application(self) -> list[Strategy]:
+        """The strategies in the order of what they change; the recipe itself is in the order of the list."""
+        return sorted(self.strategies, key=lambda strategy: strategy.changes.value.bit_length())
+
     def without_batching(self) -> Recipe:
         """The recipe without strategies that change only the rows and tokens of a micro-batch."""
-        return Recipe(tuple(s for s in self.strategies if not s.batch_only))
+        return Recipe(tuple(s for s in self.strategies if s.changes is not Changes.BATCH))
 
     def without(self, strategy: Strategy) -> Recipe:
         """The recipe without one of its strategies."""
@@ -47,16 +58,26 @@ class Recipe:
 
     def gradient_part(self) -> Recipe:
         """Only the strategies that affect how gradients are computed."""
-        return Recipe(tuple(s for s in self.strategies if not s.step_only and not s.steps_in_backward))
+        return Recipe(tuple(s for s in self.strategies if Changes.STEP not in s.changes))
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether the optimizer steps inside the backward pass, so that the two cannot be traced apart."""
+        return any(s.steps_in_backward for s in self.strategies)
+
+    @property
+    def hints(self) -> list[TraceHints]:
+        """What a simulation may assume of each strategy."""
+        return [s.hints for s in self.strategies]
 
     @property
     def optimizer(self) -> str:
         """The name of its optimizer."""
-        return next((s.name for s in self.strategies if s.exclusive == "optimizer"), "adamw")
+        return next((s.name for s in self.strategies if s.exclusive == OPTIMIZER), "adamw")
 
     def optimizer_part(self) -> Recipe:
         """Only the strategies that affect the parameters and the optimizer step."""
-        return Recipe(tuple(s for s in self.strategies if not s.gradients_only))
+        return Recipe(tuple(s for s in self.strategies if s.changes & (Changes.MODEL | Changes.STEP)))
 
     @property
     def result(self) -> Result:

@@ -8,6 +8,7 @@ implementation, which works in the processor's cache and generates dropout masks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import can_change_attention
 from tightfit.errors import RecipeError
-from tightfit.strategies.base import MemoryKind, Result, Strategy
+from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
 if TYPE_CHECKING:
@@ -32,7 +33,13 @@ class TiledAttention(Strategy):
     summary: ClassVar[str] = (
         "computes attention in cache-sized tiles, with faster dropout (CPU), or with the fused kernel (GPU)"
     )
-    gradients_only: ClassVar[bool] = True
+    changes: ClassVar[Changes] = Changes.GRADIENTS
+    costs_nothing: ClassVar[bool] = True
+
+    @classmethod
+    def offers(cls, case: Case) -> Sequence[Strategy]:
+        """For CPUs: GPUs have their own memory-efficient kernels."""
+        return (cls(),) if case.device.kind == "cpu" else ()
 
     def apply(self, parts: Parts) -> Parts:
         if not can_change_attention(parts.model):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tightfit.data.batching import BatchShape
 from tightfit.device import GPUS, Device
 from tightfit.gpus import APPLE, GPU, NVIDIA, find_gpu_family
 from tightfit.ops.offload import HOST_WORK, TRANSFER
@@ -23,7 +24,7 @@ from tightfit.simulation.op_counts import (
     OPTIMIZER,
     Table,
 )
-from tightfit.simulation.scaling import Array, BatchShape
+from tightfit.simulation.scaling import Array
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 
@@ -76,19 +77,19 @@ class StepTime:
         batches = recipe_lengths.sample()
         total_seconds = self._micro_batches if traced.is_scalable else self._chunked
         seconds = total_seconds(traced, parts, batches, recipe_lengths) / len(batches.batches)
-        return seconds + self._feature_cache(traced, parts, lengths) / lengths.per_epoch
+        return seconds + self._encoder(traced, parts, lengths) / lengths.per_epoch
 
-    def _feature_cache(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
-        """The frozen encoder runs once for all epochs; it is counted in the first, which is the longest."""
-        if not parts.feature_cache or not traced.is_scalable:
+    def _encoder(self, traced: TracedRecipe, parts: Parts, lengths: Lengths) -> float:
+        """A frozen encoder runs once for all epochs; it is counted in the first, which is the longest."""
+        batches = Counter(lengths.encoder_batches(parts)) if traced.is_scalable else None
+        if not batches:
             return 0.0
-        batches = Counter(lengths.feature_batches(parts))
         return sum(weight * self._seconds(table, batches) for weight, table in traced.tables(_FIRST_SECTIONS))
 
     def _micro_batches(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, _: Lengths) -> float:
-        shapes = lengths.micro_batches(parts)
-        sections = 1 if parts.feature_cache else _FIRST_SECTIONS
-        computed = sum(weight * self._seconds(table, Counter(shapes)) for weight, table in traced.tables(sections))
+        shapes = parts.step_batching.micro_batches(lengths.batches)
+        tables = traced.tables(_step_section(parts))
+        computed = sum(weight * self._seconds(table, Counter(shapes)) for weight, table in tables)
         return computed + (len(shapes) - len(lengths.batches)) * self._grad_accumulation(traced)
 
     def _grad_accumulation(self, traced: TracedRecipe) -> float:
@@ -98,20 +99,23 @@ class StepTime:
 
     def _chunked(self, traced: TracedRecipe, parts: Parts, lengths: Lengths, recipe_lengths: Lengths) -> float:
         """One micro-batch, or the fullest batch in chunks, was traced; other times are proportional to tokens."""
-        section = 1 if parts.feature_cache else _FIRST_SECTIONS
+        batching, section = parts.step_batching, _step_section(parts)
         tables = [(weight, counts.in_section(section)) for weight, counts in traced.training.op_counts]
         seconds = sum(weight * self._seconds(table, _AS_TRACED) for weight, table in tables)
-        if parts.layer_rows is not None:
-            return seconds * lengths.chunked_tokens(parts) / recipe_lengths.fullest().chunked_tokens(parts)
-        rows, length = traced.training.shapes.micro_batches[0]
-        return seconds * sum(r * n for r, n in lengths.micro_batches(parts)) / (rows * length)
+        fullest = batching.fullest(recipe_lengths.batches)
+        traced_tokens = (
+            int(np.prod(traced.training.shapes.micro_batches[0]))
+            if fullest is None
+            else batching.computed_tokens(np.array([fullest]))
+        )
+        return seconds * batching.computed_tokens(lengths.batches) / traced_tokens
 
     def optimizer_seconds(self, traced: TracedRecipe, optimizer: str) -> float:
         """Time of one optimizer step."""
         training = traced.training
         if optimizer in self.rates.optimizers:
             return training.trainable_parameters * self.rates.optimizers[optimizer]
-        steps = len(training.shapes.micro_batches) if training.parts.optimizer_in_backward else 2
+        steps = len(training.shapes.micro_batches) if training.parts.stepping.in_backward else 2
         tables = [(weight, counts.in_section(OPTIMIZER)) for weight, counts in training.optimizer_op_counts]
         return sum(weight * self._seconds(table, _AS_TRACED) for weight, table in tables) / steps
 
@@ -120,6 +124,11 @@ class StepTime:
         counts = np.array(list(shapes.values()))
         seconds = [self.rates.seconds(kind, *work) for kind, *work in table.at(list(shapes))]
         return float(sum((kind_seconds.sum(axis=0) * counts).sum() for kind_seconds in seconds))
+
+
+def _step_section(parts: Parts) -> int:
+    """The pair of traced sections with micro-batches; batches of an encoder that runs before training come first."""
+    return _FIRST_SECTIONS if parts.source.runs_encoder else _FIRST_SECTIONS + 1
 
 
 # Rates of GPUs, from the vendors' published figures; none of them was measured by this project. A GPU reaches these

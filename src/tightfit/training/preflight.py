@@ -41,22 +41,13 @@ def find_worst_batch(
     job: Job, parts: Parts, train: Sequence[int], validation: Sequence[int], buckets: LengthBuckets | None = None
 ) -> WorstBatch:
     """Find them among the batches that the seed gives, from the lengths of all texts."""
-    max_length = 1 if parts.feature_cache else parts.max_length  # a cached feature is one token
-    lengths = np.minimum(np.array(train), max_length)
-    whole_batch = parts.layer_rows or parts.micro_batch_tokens  # any of its micro-batches may be the largest
-    rows = parts.batch_size if whole_batch else 2 * parts.micro_batch_rows
+    batching = parts.step_batching
+    lengths = np.minimum(np.array(train), batching.max_length)
     sampled = sample_batches(job, len(lengths), buckets)
     batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in sampled)
-    worst = max(batches, key=lambda batch: _size(lengths[batch], parts))
-    longest = np.argsort(-np.array(validation), kind="stable")[: parts.evaluation_rows]
-    return WorstBatch([int(row) for row in worst[:rows]], [int(row) for row in longest])
-
-
-def _size(longest_first: np.ndarray[tuple[int, ...], np.dtype[np.int64]], parts: Parts) -> tuple[int, int]:
-    if parts.layer_rows:
-        return int(longest_first.sum()), int(longest_first[0])
-    largest = max(rows * length for rows, length in parts.row_limits.cut(longest_first.tolist()))
-    return largest, int(longest_first.sum())
+    worst = max(batches, key=lambda batch: batching.memory_key(lengths[batch]))
+    longest = np.argsort(-np.array(validation), kind="stable")[: batching.no_grad_rows]
+    return WorstBatch([int(row) for row in worst[: batching.trial_rows]], [int(row) for row in longest])
 
 
 def run_preflight(trainer: Trainer, worst: WorstBatch) -> float:

@@ -55,6 +55,7 @@ class TensorVersions:
 T = TypeVar("T")
 WeightedMicroBatches = Iterable[tuple[float, "Batch"]]
 Log = Callable[[str], None]
+_WHERE = {"layers": " in each layer", "micro_batches": ""}
 
 
 class PartialStep(Exception):
@@ -66,8 +67,8 @@ class Recovery:
 
     def __init__(self, parts: Parts, log: Log) -> None:
         self.parts, self.log = parts, log
-        self.micro_batch_limits = parts.row_limits
-        self.evaluation_limits = RowLimits(parts.evaluation_rows)
+        self.micro_batch_limits = parts.step_batching.limits()
+        self.evaluation_limits = RowLimits(parts.step_batching.no_grad_rows, where="evaluation")
         self._current_shape = (0, 0)
         self._failed_step: int | None = None
 
@@ -75,7 +76,7 @@ class Recovery:
         """Forward and backward of a batch, repeated with fewer rows until they fit."""
         rng = RngState()
         while True:
-            versions = TensorVersions(optimizer) if self.parts.optimizer_in_backward else None
+            versions = TensorVersions(optimizer) if self.parts.stepping.in_backward else None
             with _attempt() as outcome:
                 return attempt()
             self.parts.model.zero_grad(set_to_none=True)
@@ -134,28 +135,27 @@ class Recovery:
             limits.tighten({int(length): int(rows) for length, rows in table.get(name, {}).items()})
 
     def _limits(self) -> dict[str, RowLimits]:
-        layers = {"layers": self._layers} if self._layers else {}
-        return {"micro_batches": self.micro_batch_limits, "evaluation": self.evaluation_limits, **layers}
-
-    @property
-    def _layers(self) -> RowLimits | None:
-        """None also if the layers belong to a frozen encoder whose features are cached."""
-        return None if self.parts.feature_cache else self.parts.layer_limits
+        limits = (*self.parts.shrinkable, self.micro_batch_limits, self.evaluation_limits)
+        return {each.where: each for each in limits}
 
     def _shrink(self, step: int, reason: str) -> str:
-        """Halve the rows per layer chunk if the recipe chunks layers; else, or at one row, those per micro-batch."""
+        """Halve the rows of the first limit that is above one row: those inside the layers before micro-batches."""
         rows, length = self._current_shape
-        layers, where = self._layers, ""
-        if layers is not None and layers.halve(now := min(rows, layers.rows_for(length)), length):
-            rows, where = now, " in each layer"
-        elif self.parts.optimizer_in_backward and layers is None and rows > 1:
+        for limits in self._shrinkable():
+            now = min(rows, limits.rows_for(length))
+            if limits.halve(now, length):
+                where = f"{now} texts of {length} tokens{_WHERE[limits.where]}"
+                return (
+                    f"out of memory in step {step + 1} with {where}: "
+                    f"continuing with {now // 2}; the batch size stays {self.parts.batching.batch_size}"
+                )
+        if rows > 1 and not self._shrinkable():
             raise OutOfMemory(_batch_too_large(rows, length, reason))
-        elif self.parts.optimizer_in_backward or not self.micro_batch_limits.halve(rows, length):
-            raise OutOfMemory(_text_too_large(length, "train on", reason))
-        return (
-            f"out of memory in step {step + 1} with {rows} texts of {length} tokens{where}: "
-            f"continuing with {rows // 2}; the batch size stays {self.parts.batch_size}"
-        )
+        raise OutOfMemory(_text_too_large(length, "train on", reason))
+
+    def _shrinkable(self) -> list[RowLimits]:
+        """A step inside the backward pass has no micro-batches."""
+        return [*self.parts.shrinkable, *([] if self.parts.stepping.in_backward else [self.micro_batch_limits])]
 
 
 def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, log: Log) -> list[T]:

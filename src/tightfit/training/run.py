@@ -32,7 +32,6 @@ from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, step
 from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
 from tightfit.runs.resume import check_same_rows, check_steps_left, finished_run, recipe_for_resume
-from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import tune_malloc
 from tightfit.tasks import find_task
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from transformers import TrainerCallback
 
     from tightfit.data.batches import Batch
-    from tightfit.ops.lora_adapter import LoraAdapter
     from tightfit.training.trainer import Trainer
 
 ProgressFn = Callable[[int, int], None]
@@ -225,7 +223,7 @@ def _final_checks(options: RunOptions, setup: TrainingSetup) -> None:
         check_steps_left(options.checkpoint, setup.steps)
     rows = len(setup.train) + len(setup.validation)
     new_checkpoints = max(1, SAVE_TOTAL_LIMIT + 1 - len(list(folder.glob("checkpoint-*"))))
-    check_disk_space(folder, setup.parts, new_checkpoints, feature_cache_bytes(setup.parts, rows))
+    check_disk_space(folder, setup.parts, new_checkpoints, setup.parts.source.row_bytes * rows)
 
 
 def _start_meter(device: Device) -> Meter:
@@ -271,7 +269,7 @@ def _train(
     """Cache the features of a frozen encoder, if the recipe does so, then train; returns the seconds."""
     start = time.perf_counter()
     timer.start()
-    if setup.parts.feature_cache:
+    if not setup.parts.source.runs_encoder:
         cache_features(trainer, setup, on_features)
     trainer.train(resume_from_checkpoint=str(options.checkpoint) if options.checkpoint else None)
     timer.exclude(trainer.preflight_seconds)
@@ -283,7 +281,7 @@ def _finish(options: RunOptions, setup: TrainingSetup, trainer: Trainer, timer: 
     folder, parts = options.folder, setup.parts
     sizes = {"parameters": parts.parameters, "trainable": parts.trainable_parameters}  # before a LoRA adapter is merged
     with trainer.meter.phase("save"), as_save_failed(folder / "model.safetensors"):
-        save_model(trainer, folder, parts.adapter)
+        save_model(trainer, folder)
     measured = measured_values(trainer.meter, seconds, timer)
     header = load_header(folder)
     attempts = max(1, len(header.attempts)) if header else 1
@@ -305,16 +303,13 @@ def _write_start(options: RunOptions, setup: TrainingSetup) -> None:
     write_job_file(folder / JOB_FILE, setup.job, setup.recipe.specs)
 
 
-def save_model(trainer: Trainer, folder: Path, adapter: LoraAdapter | None) -> None:
+def save_model(trainer: Trainer, folder: Path) -> None:
     """Write the model to a temporary folder and move its files into place, so that none is ever incomplete.
 
     The saved model is an ordinary one: a LoRA adapter is merged into its weights or saved in files of its own.
     """
     with atomic_dir(folder / "model") as tmp:
-        if adapter:
-            if not adapter.merge:
-                adapter.save(tmp)
-            adapter.merge_or_unload()
+        trainer.parts.export.finish(tmp)
         trainer.save_model(str(tmp))
     for path in sorted((folder / "model").iterdir()):
         path.replace(folder / path.name)
@@ -329,7 +324,7 @@ def _trainer(options: RunOptions, setup: TrainingSetup, meter: Meter, callbacks:
     worst = find_worst_batch(job, parts, *lengths, buckets) if options.preflight else None
     validation = setup.validation.dataset  # longest texts first
     if options.measure_only:
-        validation = validation.select(range(min(parts.evaluation_rows, len(validation))))
+        validation = validation.select(range(min(parts.step_batching.no_grad_rows, len(validation))))
     return Trainer(
         parts=parts,
         meter=meter,
@@ -363,16 +358,9 @@ def cache_features(trainer: Trainer, setup: TrainingSetup, on_progress: Progress
     trainer.data_collator, trainer.args.remove_unused_columns = identity_collate, False
 
 
-def feature_cache_bytes(parts: Parts, rows: int) -> int:
-    """Disk space of the cached features; 0 without a feature cache."""
-    if parts.feature_cache is None:
-        return 0
-    return sum(value.nbytes for value in parts.feature_cache.dummy_features(1).values()) * rows
-
-
 def _cached(trainer: Trainer, tokens: Tokens, rows: Sequence[int], on_progress: Callable[[int], None]) -> FeatureFile:
     """The features of these rows, longest first: little padding, and out of memory shows in the first batch."""
-    batch_rows, folder = trainer.parts.no_grad_rows, Path(trainer.args.output_dir)
+    batch_rows, folder = trainer.parts.batching.no_grad_rows, Path(trainer.args.output_dir)
     file, limits = FeatureFile(len(tokens), folder), RowLimits(batch_rows)
     order = sorted(rows, key=lambda row: -tokens.lengths[row])
     for start in range(0, len(order), batch_rows):
@@ -386,9 +374,5 @@ def _cached(trainer: Trainer, tokens: Tokens, rows: Sequence[int], on_progress: 
 
 
 def _features(trainer: Trainer, batch: Batch) -> Batch:
-    feature_cache = trainer.parts.feature_cache
-    assert feature_cache is not None
     with trainer.accelerator.autocast():
-        features, logits = feature_cache.features(batch)
-        feature_cache.check_same_logits(features, logits)
-    return features
+        return trainer.parts.source.encode(batch, check=True)

@@ -34,11 +34,12 @@ def write_header(folder: Path, setup: TrainingSetup, from_step: int, budget: int
 def make_header(setup: TrainingSetup, budget: int | None) -> RunHeader:
     """The header from the data, the model and the simulation."""
     parts, profile, selection = setup.parts, setup.profile, setup.selection
+    batching = parts.step_batching
     return RunHeader(
         recipe=setup.recipe.specs,
         result=setup.recipe.result.value,
         device=parts.device.label,
-        max_length=parts.max_length,
+        max_length=parts.batching.max_length,
         steps=setup.steps,
         data=setup.data,
         parameters=parts.parameters,
@@ -48,7 +49,7 @@ def make_header(setup: TrainingSetup, budget: int | None) -> RunHeader:
         versions=versions(),
         estimate=setup.estimate.to_json() if setup.estimate else None,
         seconds_per_step=selection.seconds_per_step if selection else None,
-        step=_step_timeline(profile, -(-parts.batch_size // parts.micro_batch_rows)) if profile else None,
+        step=_step_timeline(profile, -(-batching.batch_size // batching.micro_batch_rows)) if profile else None,
         largest_tensors=_largest_tensors(profile) if profile else [],
         lengths=setup.lengths,
         plan=selection.plan if selection else None,
@@ -109,7 +110,7 @@ def make_run(
         job=setup.job,
         recipe=setup.recipe.specs,
         result=setup.recipe.result.value,
-        max_length=parts.max_length,
+        max_length=parts.batching.max_length,
         device=parts.device.label,
         data=setup.data,
         parameters=parameters,

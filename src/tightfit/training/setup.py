@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from tightfit.data.batching import BatchShape
     from tightfit.engine.meter import Meter
     from tightfit.planning.select import Selection, Selector
     from tightfit.simulation.profile import StepProfile
-    from tightfit.simulation.scaling import BatchShape
 
 
 LOGGING_STEPS = 10
@@ -116,9 +116,9 @@ def prepare(
         recipe = selection.recipe if selection is not None else recipe
         prediction, prediction_notes = _predict_memory(recipe, simulation_setup, lengths)
     parts = assemble(clipped, recipe, device, data.labels, tokenizer)
-    if parts.max_length < job.max_length:
-        train = encode(data.split.train, tokenizer, parts.max_length, data.labels)
-        validation = encode(data.split.validation, tokenizer, parts.max_length, data.labels)
+    if parts.batching.max_length < job.max_length:
+        train = encode(data.split.train, tokenizer, parts.batching.max_length, data.labels)
+        validation = encode(data.split.validation, tokenizer, parts.batching.max_length, data.labels)
     return TrainingSetup(
         job=job,
         recipe=recipe,
@@ -138,7 +138,7 @@ def prepare(
             *(selection.notes if selection else ()),
             *data.notes,
             *_batch_note(job, len(train)),
-            *_truncation_note(train, parts.max_length),
+            *_truncation_note(train, parts.batching.max_length),
             *parts.notes,
             *prediction_notes,
             _training_note(parts),
@@ -178,8 +178,8 @@ def _predict(simulation: Simulation, recipe: Recipe) -> _Prediction:
 
 def _smaller_recipes(simulation: Simulation, recipe: Recipe, estimate: Estimate) -> list[SmallerRecipe]:
     """The recipe with half the micro-batch size, if the traces made so far suffice to estimate it."""
-    rows = simulation.traced(recipe)[1].micro_batch_rows
-    if rows < 2 or any(s.steps_in_backward or s.name == "chunked-layers" for s in recipe.strategies):
+    rows = simulation.traced(recipe)[1].step_batching.micro_batch_rows
+    if rows < 2 or recipe.steps_in_backward or not all(hints.same_ops_at_any_size for hints in recipe.hints):
         return []
     specs = [s.spec for s in recipe.strategies if s.exclusive != "micro-batch"]
     half = Recipe.parse([f"micro-batch:size={rows // 2}", *specs])
@@ -205,27 +205,27 @@ def _truncation_note(tokens: Tokens, max_length: int) -> tuple[str, ...]:
 
 
 def _training_note(parts: Parts) -> str:
-    micro_batches = (
-        f" in micro-batches of {parts.micro_batch_size}" if parts.micro_batch_size < parts.batch_size else ""
-    )
-    if parts.micro_batch_tokens is not None:
-        micro_batches = f" in micro-batches of {parts.micro_batch_tokens} tokens"
+    batching, micro_batches = parts.batching, ""
+    if batching.micro_batch_tokens is not None:
+        micro_batches = f" in micro-batches of {batching.micro_batch_tokens} tokens"
+    elif batching.micro_batch_rows < batching.batch_size:
+        micro_batches = f" in micro-batches of {batching.micro_batch_rows}"
     return (
         f"Training {format_count(parts.trainable_parameters)} parameters on {parts.device.label}, "
-        f"batches of {parts.batch_size}{micro_batches}"
+        f"batches of {batching.batch_size}{micro_batches}"
     )
 
 
 def length_stats(tokens: Tokens, lengths: Lengths, parts: Parts) -> LengthStats:
     """Lengths of the truncated training texts, and their padding with the recipe and in shuffled whole batches."""
-    width = -(-parts.max_length // _HISTOGRAM_BINS)
-    counts = np.bincount((np.array(tokens.lengths) - 1) // width, minlength=-(-parts.max_length // width))
+    width = -(-parts.batching.max_length // _HISTOGRAM_BINS)
+    counts = np.bincount((np.array(tokens.lengths) - 1) // width, minlength=-(-parts.batching.max_length // width))
     return LengthStats(
-        limit=parts.max_length,
+        limit=parts.batching.max_length,
         width=width,
         rows=counts.tolist(),
         padding_factor=_padding_factor(lengths, parts),
-        padding_factor_unsorted=_padding_factor_unsorted(lengths, parts.max_length),
+        padding_factor_unsorted=_padding_factor_unsorted(lengths, parts.batching.max_length),
         truncated_rows=tokens.truncated,
         tokens=sum(tokens.lengths),
         truncated_tokens=tokens.truncated_tokens,
@@ -233,12 +233,10 @@ def length_stats(tokens: Tokens, lengths: Lengths, parts: Parts) -> LengthStats:
 
 
 def _padding_factor(lengths: Lengths, parts: Parts) -> float:
-    if parts.feature_cache:
-        return _ratio(lengths.feature_batches(parts), sum(min(n, parts.max_length) for n in lengths.train))
+    if encoder_batches := lengths.encoder_batches(parts):
+        return _ratio(encoder_batches, sum(min(n, parts.batching.max_length) for n in lengths.train))
     sample = lengths.for_recipe(parts).sample()
-    if parts.layer_rows:
-        return sample.chunked_tokens(parts) / int(sample.batches.sum())
-    return _ratio(sample.micro_batches(parts), int(sample.batches.sum()))
+    return round(parts.step_batching.computed_tokens(sample.batches) / int(sample.batches.sum()), 4)
 
 
 def _padding_factor_unsorted(lengths: Lengths, max_length: int) -> float:
@@ -252,15 +250,15 @@ def _ratio(computed: Iterable[BatchShape], tokens: int) -> float:
 
 def buckets_of(parts: Parts, tokens: Tokens) -> LengthBuckets | None:
     """The length buckets of a recipe; None if it uses none."""
-    return LengthBuckets(tokens.lengths, parts.batch_size, parts.bucket_batches) if parts.bucket_batches else None
+    return parts.batching.buckets(tokens.lengths)
 
 
 def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
     """The job as TrainingArguments; the batch size is the effective one, micro-batches are made in the step."""
     arguments = TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=parts.batch_size,
-        per_device_eval_batch_size=parts.evaluation_rows,
+        per_device_train_batch_size=parts.batching.batch_size,
+        per_device_eval_batch_size=parts.step_batching.no_grad_rows,
         num_train_epochs=job.epochs,
         max_steps=job.max_steps or -1,
         learning_rate=parts.learning_rate,
@@ -320,7 +318,7 @@ def optimizer_bytes(parts: Parts) -> int:
             {**group, "params": [_fake_copy(parameter) for parameter in group["params"]]}
             for group in parameter_groups(parts)
         ]
-        optimizer = parts.optimizer(groups, parts.learning_rate)
+        optimizer = parts.new_optimizer(groups)
         optimizer.step()
     return _state_bytes(optimizer)
 

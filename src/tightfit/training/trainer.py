@@ -92,7 +92,7 @@ class Trainer(transformers.Trainer):
         return loss
 
     def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
-        batch, sort = self._prepare_inputs(inputs), self.parts.layer_rows is not None
+        batch, sort = self._prepare_inputs(inputs), self.parts.step_batching.sorts
         limits = self.recovery.micro_batch_limits
         micro_batches = self.recovery.tracking(weighted_micro_batches(self.model, batch, limits, sort=sort))
         return run_micro_batches(model, micro_batches, self.accelerator.backward, self.meter.phase)
@@ -101,7 +101,7 @@ class Trainer(transformers.Trainer):
         """The recipe's optimizer, built as the simulation builds it."""
         if self.optimizer is None:
             self.optimizer = build_optimizer(self.parts)
-            if not self.parts.optimizer_in_backward:
+            if not self.parts.stepping.in_backward:
                 self._recover_in_step(self.optimizer)
         return self.optimizer
 
