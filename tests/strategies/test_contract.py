@@ -22,25 +22,20 @@ from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
 
-EXAMPLES = {
-    "adamw": "adamw",
-    "tiled-attention": "tiled-attention",
+SMALL = {  # settings that make a difference in a tiny model; other strategies are tried as they are
     "micro-batch:size": "micro-batch:size=2",
     "micro-batch:tokens": "micro-batch:tokens=48",
-    "gradient-checkpointing": "gradient-checkpointing",
     "chunked-layers": "chunked-layers:size=2",
     "offload-activations": "offload-activations:smallest=1",
     "length-bucketing": "length-bucketing:pool=2",
-    "mixed-precision": "mixed-precision",
-    "adamw-16bit": "adamw-16bit",
-    "adamw-8bit": "adamw-8bit",
-    "adafactor": "adafactor",
-    "bf16-weights": "bf16-weights",
-    "offload-optimizer": "offload-optimizer",
-    "optimizer-in-backward": "optimizer-in-backward",
     "lora": "lora:r=1",
     "freeze": "freeze:layers=1",
     "max-length": "max-length:tokens=8",
+}
+EXAMPLES = {
+    variant: SMALL.get(variant, strategy.example())
+    for strategy in STRATEGIES.values()
+    for variant in strategy.variants()
 }
 STEPS = 40
 SAME, CLOSE = 1e-5, 0.1  # relative tolerance of losses, and of how far they fall
@@ -146,8 +141,9 @@ def strategy_of(variant: str) -> type[Strategy]:
     return STRATEGIES[variant.partition(":")[0]]
 
 
-def test_every_strategy_has_an_example() -> None:
-    assert list(EXAMPLES) == [variant for strategy in STRATEGIES.values() for variant in strategy.variants()]
+def test_every_strategy_is_in_the_list_under_its_own_name() -> None:
+    assert all(strategy.name == name for name, strategy in STRATEGIES.items())
+    assert set(SMALL) <= set(EXAMPLES)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
