@@ -86,7 +86,7 @@ def _simulation(
         [5 + row for row in range(20)],
     )
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
-    setup = SimulationSetup(job, device, Labels(("a", "b", "c")), tokenizer)
+    setup = SimulationSetup.of(job, device, Labels(("a", "b", "c")), tokenizer)
     return Simulation(setup, Lengths.of(job, train, validation), overhead=0)
 
 

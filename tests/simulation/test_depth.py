@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from heads import CONFIGS, small_config
 from parts import CPU
+from simulation.test_simulate import for_source
 
 from tightfit import Job
 from tightfit.data.labels import Labels
@@ -57,7 +59,7 @@ class DepthRecorder(SimulationSetup):
 def make_setup(folder: Path, architecture: str, device: Device = CPU) -> DepthRecorder:
     small_config(architecture, DEEP.get(architecture, 8)).save_pretrained(folder)
     job = Job(model=str(folder), data="none", batch_size=8, max_length=24)
-    return DepthRecorder(job, device, Labels(("a", "b", "c")), TOKENIZER)
+    return DepthRecorder.of(job, device, Labels(("a", "b", "c")), TOKENIZER)
 
 
 def phases(training: TracedTraining, device: Device) -> dict[str, int]:
@@ -69,7 +71,8 @@ def phases(training: TracedTraining, device: Device) -> dict[str, int]:
 def agree(setup: DepthRecorder, recipe: str) -> bool:
     """Whether the extrapolated trace equals the full one, apart from blocks smaller than 64 bytes."""
     parsed = Recipe.parse(recipe.split())
-    extrapolated, full = setup.trace(parsed, lambda _: SHAPES), setup._trace_training(parsed, lambda _: SHAPES)
+    shapes = partial(for_source, SHAPES)
+    extrapolated, full = setup.trace(parsed, shapes), setup._trace_training(parsed, shapes)
     assert setup.depths[-1] is None
     assert extrapolated.parameters == full.parameters
     assert extrapolated.trainable_parameters == full.trainable_parameters

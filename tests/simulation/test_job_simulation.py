@@ -31,7 +31,7 @@ LENGTHS = Lengths.uniform(8, 24)
 def simulation(folder: Path, device: Device = CPU) -> Simulation:
     small_config("Bert", 6).save_pretrained(folder)
     return Simulation(
-        SimulationSetup(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
+        SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
     )
 
 

@@ -107,7 +107,7 @@ def estimates(tmp_path_factory: pytest.TempPathFactory) -> list[Estimate]:
         folder
     )
     job = Job(model=str(folder), data="none", batch_size=32, max_length=128)
-    simulation = Simulation(SimulationSetup(job, GPU, Labels(("a", "b")), TOKENIZER), Lengths.uniform(32, 128))
+    simulation = Simulation(SimulationSetup.of(job, GPU, Labels(("a", "b")), TOKENIZER), Lengths.uniform(32, 128))
     return [simulation.estimate(Recipe.parse(STEPS[1 : count + 1])) for count in range(len(STEPS))]
 
 

@@ -37,7 +37,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
     names = [BertForSequenceClassification.__name__]
     BertConfig(vocab_size=21128, architectures=names, **shape).save_pretrained(folder)
     job = Job(model=str(folder), data="none", batch_size=ROWS, max_length=LENGTH)
-    return Simulation(SimulationSetup(job, GPU, Labels(("a", "b")), TOKENIZER), Lengths.uniform(ROWS, LENGTH))
+    return Simulation(SimulationSetup.of(job, GPU, Labels(("a", "b")), TOKENIZER), Lengths.uniform(ROWS, LENGTH))
 
 
 def estimate_of(simulation: Simulation, recipe: str) -> Estimate:

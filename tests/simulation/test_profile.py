@@ -33,7 +33,7 @@ RECIPES = [
 def simulation(folder: Path, device: Device = CPU, architecture: str = "Bert") -> Simulation:
     small_config(architecture, 6).save_pretrained(folder)
     return Simulation(
-        SimulationSetup(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
+        SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,11 @@ from tightfit.simulation.estimate import PHASES, phases_of
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.op_counts import OpCounts
 from tightfit.simulation.scaling import NotExtrapolable, constant_sizes
-from tightfit.simulation.simulate import BatchShapes, trace_training
+from tightfit.simulation.simulate import BatchShapes
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.base import MemoryKind
+from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
@@ -58,12 +60,17 @@ def job_of(folder: Path) -> Job:
 
 
 def setup_of(folder: Path) -> SimulationSetup:
-    return SimulationSetup(job_of(folder), CPU, LABELS, TOKENIZER)
+    return SimulationSetup.of(job_of(folder), CPU, LABELS, TOKENIZER)
+
+
+def for_source(shapes: BatchShapes, parts: Parts) -> BatchShapes:
+    """Without encoder batches, where every step runs the encoder."""
+    return replace(shapes, encoder=()) if parts.source.runs_encoder else shapes
 
 
 def traced(folder: Path, recipe: str = "", shapes: BatchShapes = SHAPES, *, fake: bool = True) -> Phases:
     parsed = Recipe.parse(recipe.split())
-    trace = trace_training(job_of(folder), parsed, CPU, LABELS, TOKENIZER, lambda _: shapes, fake=fake).trace
+    trace = setup_of(folder)._trace_training(parsed, partial(for_source, shapes), fake=fake).trace
     return phases_of(Timeline.of(trace, constant_sizes(trace)), CPU, [(s.rows, s.length) for s in trace.sections])
 
 
@@ -164,7 +171,10 @@ def test_the_largest_micro_batch_by_tokens_is_estimated(folder: Path, recipe: st
     batches = np.array([[23] * 8, [12] * 8, [20, 20, 7, 7, 6, 5, 4, 3]])
     lengths, specs = Lengths(batches, (23,) * 8), f"{recipe} micro-batch:tokens={tokens}"
     parts = Simulation(setup_of(folder), lengths).traced(Recipe.parse(specs.split()))[1]
-    shapes, evaluation = set(lengths.micro_batches(parts)), [lengths.worst_shapes(parts).evaluation]
+    shapes, evaluation = (
+        set(parts.step_batching.micro_batches(lengths.batches)),
+        [lengths.worst_shapes(parts).evaluation],
+    )
     exact = [traced(folder, recipe, BatchShapes([shape, shape], evaluation)) for shape in shapes]
     predicted = estimated_phases(folder, specs, lengths)
     for phase in ("forward", "backward"):

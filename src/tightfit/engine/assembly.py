@@ -1,49 +1,65 @@
-"""Builds model, optimizer, batches and step from a job and a recipe; used by simulation and training."""
+"""Assembly: model, optimizer and step of a training run, by its recipe; used by simulation and training."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import decay_parameter_names
 from tightfit.data.batching import Batching
-from tightfit.data.labels import Labels
 from tightfit.device import Device
+from tightfit.engine.model_source import ModelSource
 from tightfit.errors import ModelError
 from tightfit.job import Job
-from tightfit.models import Loading, load_config, load_model, max_positions, truncate_layers
+from tightfit.models import Loading, max_positions
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
-from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSettings:
+    """The settings of a training step that no recipe may change, or only lower."""
+
+    batch_size: int
+    max_length: int
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float
+
+    @classmethod
+    def of(cls, job: Job) -> StepSettings:
+        """Those of a job."""
+        return cls(
+            batch_size=job.batch_size,
+            max_length=job.max_length,
+            learning_rate=job.learning_rate,
+            weight_decay=job.weight_decay,
+            max_grad_norm=job.max_grad_norm,
+        )
 
 
 def assemble(
-    job: Job,
-    recipe: Recipe,
-    device: Device,
-    labels: Labels,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    layers: int | None = None,
+    source: ModelSource, settings: StepSettings, recipe: Recipe, device: Device, *, layers: int | None = None
 ) -> Parts:
     """Build the model and apply the recipe's strategies; with `layers` the model has only that many layers."""
     strategies, loading = recipe.in_order_of_application, Loading()
     for strategy in strategies:
         loading = strategy.load(loading)
-    model = _build_model(job, labels, tokenizer, layers, loading)
-    _check_max_length(job, model)
+    model = source.build(loading, layers)
+    _check_max_length(settings.max_length, model, source.name)
     parts = Parts(
         model=model,
         device=device,
         optimizer=AdamW().build,
-        batching=Batching(job.batch_size, job.max_length),
-        learning_rate=job.learning_rate,
-        weight_decay=job.weight_decay,
-        max_grad_norm=job.max_grad_norm,
+        batching=Batching(settings.batch_size, settings.max_length),
+        learning_rate=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
     )
     for strategy in strategies:
         parts = strategy.apply(parts)
@@ -68,26 +84,11 @@ def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _build_model(
-    job: Job, labels: Labels, tokenizer: PreTrainedTokenizerBase, layers: int | None, loading: Loading
-) -> PreTrainedModel:
-    from transformers import set_seed
-
-    task = find_task(job.task)
-    config = load_config(job.model, **task.config_changes(labels))
-    config.get_text_config().pad_token_id = tokenizer.pad_token_id  # decoders find the last token of a row by it
-    config.get_text_config().use_cache = False  # the key-value cache is for generation
-    if layers is not None:
-        truncate_layers(config, layers)
-    set_seed(job.seed)  # the new head gets the same weights with every recipe
-    return load_model(task.head(), job.model, config, random_weights=job.random_weights, loading=loading)
-
-
-def _check_max_length(job: Job, model: PreTrainedModel) -> None:
+def _check_max_length(max_length: int, model: PreTrainedModel, name: str) -> None:
     limit = max_positions(model)
-    if limit is not None and job.max_length > limit:
+    if limit is not None and max_length > limit:
         raise ModelError(
-            f"--max-length {job.max_length} is more than the {limit} positions of '{job.model}': use {limit} or less."
+            f"--max-length {max_length} is more than the {limit} positions of '{name}': use {limit} or less."
         )
 
 

@@ -271,7 +271,7 @@ def suggestions(planner: Planner, closest: Option, budget: Budget, constraints: 
         if best is not None:
             yield f"--allow {result.value}: {best.title} would fit in {format_bytes(best.peak)}"
     yield from _shorter_texts(planner, closest, budget)
-    yield from _smaller_model(planner.simulation.setup.job.model.rstrip("/").rpartition("/")[2])
+    yield from _smaller_model(planner.simulation.setup.model.name.rstrip("/").rpartition("/")[2])
 
 
 def _shorter_texts(planner: Planner, closest: Option, budget: Budget) -> Iterator[str]:

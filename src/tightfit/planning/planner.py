@@ -208,7 +208,7 @@ class Planner:
 
     def _case(self, stage: Stage, constraints: Constraints) -> Case:
         setup, longest = self.simulation.setup, self.simulation.lengths.longest
-        where = setup.device, setup.job.batch_size, longest, setup.depth
+        where = setup.device, setup.settings.batch_size, longest, setup.model.depth
         return Case(*where, stage, constraints.avoided, constraints.pinned)
 
     def _avoiding_what_fails(self, constraints: Constraints) -> Constraints:
@@ -269,9 +269,11 @@ class Planner:
         suggestions: tuple[str, ...] = (),
     ) -> Plan:
         baseline = self.option(Recipe())
+        job = self.simulation.setup.job
         assert baseline is not None  # a recipe without strategies cannot be rejected
+        assert job is not None  # plans are made for jobs
         return Plan(
-            job=self.simulation.setup.job,
+            job=job,
             budget=budget,
             constraints=constraints,
             baseline=baseline,

@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException, import_model_code
+from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException
+from tightfit.data.batch_spec import TEXT_CLASSIFICATION, BatchSpec
 from tightfit.data.batching import Batching, BatchShape, tokens_of
 from tightfit.data.dataset import prefetched_stats
 from tightfit.data.labels import Labels
 from tightfit.device import Device
+from tightfit.engine.assembly import StepSettings, assemble
+from tightfit.engine.model_source import JobModel, ModelSource
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
-from tightfit.models import layer_period, load_config, load_tokenizer, num_layers
+from tightfit.models import load_tokenizer
 from tightfit.processes import map_in_forks, usable_cpus
 from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
@@ -31,10 +34,9 @@ from tightfit.simulation.worst_case import Lengths, WorstShapes
 from tightfit.strategies.base import Changes
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
-from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 _MIN_BLOCKS = 2  # the first and the last layer (or group of layers) may differ from those between
@@ -42,14 +44,23 @@ _MIN_BLOCKS = 2  # the first and the last layer (or group of layers) may differ 
 
 @dataclass(frozen=True)
 class SimulationSetup:
-    """What a simulation needs besides the recipe: the job, its labels and tokenizer, and the device."""
+    """What a simulation needs besides the recipe: the model, the fields of a batch, the settings and the device."""
 
-    job: Job
+    model: ModelSource
+    settings: StepSettings
     device: Device
-    labels: Labels
-    tokenizer: PreTrainedTokenizerBase
+    batch: BatchSpec = TEXT_CLASSIFICATION
     probe: bool = False
     """Whether a model whose code reads tensor values may be traced on real tensors."""
+    job: Job | None = None
+    """The job that it was made from."""
+
+    @classmethod
+    def of(
+        cls, job: Job, device: Device, labels: Labels, tokenizer: PreTrainedTokenizerBase, *, probe: bool = False
+    ) -> SimulationSetup:
+        """The setup of a job."""
+        return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, probe=probe, job=job)
 
     def trace(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
         """Trace a recipe at the model's full depth, extrapolated from two shallow traces where possible."""
@@ -61,7 +72,7 @@ class SimulationSetup:
             if self.probe and self.device.kind == "cpu":
                 return self._trace_training(recipe, shapes, fake=False)
             raise ModelError(
-                f"'{self.job.model}' cannot be simulated: {_reason(error)}. "
+                f"'{self.model.name}' cannot be simulated: {_reason(error)}. "
                 "Add --probe to trace a small step on real tensors (--device cpu)."
             ) from error
 
@@ -76,36 +87,32 @@ class SimulationSetup:
 
     def _depths(self, recipe: Recipe) -> list[tuple[int, int, int]]:
         """Two shallow depths, and how many times their difference is to be added; none where that saves nothing."""
-        depth, periods = num_layers(self._config), [hints.layer_period for hints in recipe.hints]
+        depth, periods = self.model.depth, [hints.layer_period for hints in recipe.hints]
         if depth is None or None in periods:
             return []
-        step = math.lcm(layer_period(self._config), *(period for period in periods if period is not None))
+        step = math.lcm(self.model.layer_period, *(period for period in periods if period is not None))
         min_layers = _MIN_BLOCKS * max((hints.layers_per_block for hints in recipe.hints), default=1)
         shallow = min_layers + (depth - min_layers) % step
         times = (depth - shallow) // step - 1
         return [(shallow, shallow + step, times)] if 2 * shallow + step < depth else []
 
-    def _trace_training(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes], **how: Any) -> TracedTraining:
-        without_weights = self.job.model_copy(update={"random_weights": True})
-        return trace_training(without_weights, recipe, self.device, self.labels, self.tokenizer, shapes, **how)
+    def _trace_training(
+        self,
+        recipe: Recipe,
+        shapes: Callable[[Parts], BatchShapes],
+        *,
+        layers: int | None = None,
+        fake: bool = True,
+    ) -> TracedTraining:
+        model = self.model.without_weights()
+        build = partial(assemble, model, self.settings, recipe, self.device, layers=layers)
+        return trace_training(build, self.device, self.batch, shapes, fake=fake)
 
     def process_bytes(self) -> int:
         """Bytes of the process, or of the CUDA context, without any tensor."""
-        self.import_model_code()
-        return process_bytes(self.device, loads_weights=not self.job.random_weights)
-
-    def import_model_code(self) -> None:
-        """Import the model's own code: it is part of the process size, and forked workers inherit it."""
-        import_model_code(find_task(self.job.task).head(), self._config)
-
-    @property
-    def depth(self) -> int | None:
-        """Number of layers, where the model's config gives it."""
-        return num_layers(self._config)
-
-    @cached_property
-    def _config(self) -> PretrainedConfig:
-        return load_config(self.job.model)
+        self.model.import_code()
+        measured = process_bytes(self.device, loads_weights=self.model.loads_weights)
+        return measured - (self.model.resident_bytes if self.device.kind == "cpu" else 0)
 
 
 def _with_depth(shallow: TracedTraining, deeper: TracedTraining, times: int) -> TracedTraining:
@@ -229,8 +236,8 @@ class Simulation:
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens instead of the traced ones; some reject micro-batches."""
-        job = self.setup.job
-        batching = Batching(job.batch_size, job.max_length, chunk_rows=parts.batching.chunk_rows)
+        settings = self.setup.settings
+        batching = Batching(settings.batch_size, settings.max_length, chunk_rows=parts.batching.chunk_rows)
         parts = replace(parts, batching=batching)
         for strategy in recipe.in_order_of_application:
             if strategy.changes is Changes.BATCH or strategy.steps_in_backward:
@@ -279,7 +286,7 @@ class Simulation:
 
     def _probe_shapes(self, parts: Parts) -> BatchShapes:
         """Two shapes that differ by another ratio in each of rows, tokens, rows x tokens, tokens², rows x tokens²."""
-        longest = min(self.setup.job.max_length, _MAX_TRACED_LENGTH)
+        longest = min(self.setup.settings.max_length, _MAX_TRACED_LENGTH)
         inputs = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
         padded = self._worst_shapes(parts).padded
         if parts.source.runs_encoder:
@@ -347,7 +354,7 @@ def _simulation(job: Job, device: Device, probe: bool, modified: tuple[int, ...]
     stats, tokenizer = prefetched_stats(job), load_tokenizer(job.model)
     fitting = job.clip_batch_size(len(stats.train_lengths))
     lengths = Lengths.of(fitting, stats.train_lengths, stats.validation_lengths)
-    return Simulation(SimulationSetup(fitting, device, stats.labels, tokenizer, probe), lengths)
+    return Simulation(SimulationSetup.of(fitting, device, stats.labels, tokenizer, probe=probe), lengths)
 
 
 def modified_times(job: Job) -> tuple[int, ...]:
@@ -367,7 +374,7 @@ def trace_in_parallel(simulation: Simulation, recipes: Sequence[Recipe]) -> None
     if usable_cpus() < 2 or len(needed) < 2:
         return
     simulation.process_bytes()  # while the cores are idle: its threads would compete with the workers
-    simulation.setup.import_model_code()
+    simulation.setup.model.import_code()
     for recipe, traced in map_in_forks(partial(_trace_in_worker, simulation), needed):
         if traced is not None:
             simulation.add(recipe, traced)

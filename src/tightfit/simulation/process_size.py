@@ -9,6 +9,7 @@ from functools import cache
 
 from tightfit.data.batching import Batching
 from tightfit.device import Device
+from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import resident_bytes
 from tightfit.optional_imports import is_slim
 from tightfit.strategies.adamw import AdamW
@@ -72,8 +73,6 @@ def _collecting_garbage() -> Iterator[None]:
 
 def _run_small_step(specs: list[str]) -> None:
     import torch
-
-    from tightfit.engine.assembly import build_optimizer
 
     parts = _small_parts(specs)
     optimizer = build_optimizer(parts)

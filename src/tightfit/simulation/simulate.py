@@ -12,13 +12,12 @@ from unittest import mock
 import torch
 
 from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move, no_init_weights
+from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.batching import BatchShape
-from tightfit.data.labels import Labels
 from tightfit.device import Device
-from tightfit.engine.assembly import assemble, build_optimizer
+from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import OTHER
 from tightfit.engine.step import run_micro_batches
-from tightfit.job import Job
 from tightfit.ops.fake import on_host
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.simulation.op_counts import OpCounts
@@ -27,11 +26,8 @@ from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.parts import Parts, Precision
-from tightfit.strategies.recipe import Recipe
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
     from tightfit.data.batches import Batch
 
 
@@ -73,14 +69,11 @@ class TracedTraining:
 
 
 def trace_training(
-    job: Job,
-    recipe: Recipe,
+    assemble: Callable[[], Parts],
     device: Device,
-    labels: Labels,
-    tokenizer: PreTrainedTokenizerBase,
+    spec: BatchSpec,
     choose_shapes: Callable[[Parts], BatchShapes],
     *,
-    layers: int | None = None,
     fake: bool = True,
 ) -> TracedTraining:
     """Build the training run and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
@@ -91,19 +84,20 @@ def trace_training(
         trace.start_phase("load")
         # The model is built in host memory and moved to the GPU as a whole.
         with on_host() if device.kind == "cuda" else contextlib.nullcontext():
-            parts = assemble(job, recipe, device, labels, tokenizer, layers=layers)
+            parts = assemble()
         tracer.owners.register(parts.model)
         for weight in (*parts.model.parameters(), *parts.model.buffers()):
             tracer.mark_as_of(weight, [weight], MemoryKind.WEIGHTS)
         shapes = choose_shapes(parts)
         _enable_autocast(parts)
         alloc_workspaces(device, trace)
-        _cache_features(parts, shapes, tracer)
+        batches = _FakeBatches(parts, spec, shapes.padded, tracer)
+        _cache_features(batches, shapes, tracer)
         tag_gradients(parts.model.parameters(), tracer)  # before the recipe's hooks, which may free the gradients
         optimizer = build_optimizer(parts)
         optimizer.step = tracer.optimizing()(optimizer.step)
-        _train(parts, optimizer, shapes, tracer)
-        _evaluate(parts, shapes, tracer)
+        _train(batches, optimizer, shapes, tracer)
+        _evaluate(batches, shapes, tracer)
         sizes = parts.parameters, parts.trainable_parameters
         _save_and_load_best(parts, trace)
     op_counts = ((1, tracer.op_counts),)
@@ -147,18 +141,19 @@ def _to_unless_noop(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch
     return _module_to(module, *args, **kwargs)
 
 
-def _cache_features(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
+def _cache_features(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> None:
     """Run the frozen encoder; its cached outputs are written to a file, so none of them stay in memory."""
     for rows, length in shapes.encoder:
         with tracer.trace.section("features", rows, length), tracer.trace.phase("features"):
-            parts.source.encode(_fake_inputs(parts, rows, length, shapes.padded, tracer), check=False)
+            batches.parts.source.encode(batches.tokens(rows, length), check=False)
 
 
-def _train(parts: Parts, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer) -> None:
+def _train(batches: _FakeBatches, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer) -> None:
     """One pass over the micro-batches and two optimizer steps: the first allocates the state, the second reuses it."""
+    parts = batches.parts
     tracer.trace.mark(PASS_START)
     run_micro_batches(
-        parts.model.train(), _fake_micro_batches(parts, shapes, tracer), torch.Tensor.backward, tracer.trace.phase
+        parts.model.train(), _fake_micro_batches(batches, shapes, tracer), torch.Tensor.backward, tracer.trace.phase
     )
     tracer.trace.mark(PASS_END)
     _step(parts, optimizer, tracer, clip=parts.max_grad_norm)
@@ -194,14 +189,14 @@ def tag_state(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
         tracer.mark((value for value in group.values() if isinstance(value, torch.Tensor)), MemoryKind.OPTIMIZER_STATE)
 
 
-def _evaluate(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> None:
+def _evaluate(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> None:
     for rows, length in shapes.evaluation:
         with (
             tracer.trace.section("evaluation", rows, length),
             tracer.trace.phase("evaluate"),
             torch.no_grad(),
         ):
-            parts.model.eval()(**_fake_batch(parts, rows, length, shapes.padded, tracer))
+            batches.parts.model.eval()(**batches.step(rows, length))
 
 
 def _save_and_load_best(parts: Parts, trace: Trace) -> None:
@@ -219,35 +214,42 @@ def _save_and_load_best(parts: Parts, trace: Trace) -> None:
         parts.export.finish(None)
 
 
-def _fake_micro_batches(parts: Parts, shapes: BatchShapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
+@dataclass(frozen=True)
+class _FakeBatches:
+    """Makes the batches of a simulated training run."""
+
+    parts: Parts
+    spec: BatchSpec
+    padded: bool
+    tracer: Tracer
+
+    def step(self, rows: int, length: int) -> Batch:
+        """A batch of a training step: tokens, or cached features."""
+        return self._marked(self.parts.source.fake_batch(partial(self._make, rows, length)))
+
+    def tokens(self, rows: int, length: int) -> Batch:
+        """A batch of tokens."""
+        return self._marked(self._make(rows, length))
+
+    def _make(self, rows: int, length: int, *names: str) -> Batch:
+        end = getattr(self.parts.model.config, "eos_token_id", None)
+        end = end if isinstance(end, int) else 1
+        return self.spec.make(rows, length, *names, padded=self.padded, end_token=end)
+
+    def _marked(self, batch: Batch) -> Batch:
+        self.tracer.mark(batch.values(), MemoryKind.INPUTS)
+        return batch
+
+
+def _fake_micro_batches(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:
     for rows, length in shapes.micro_batches:
         with tracer.trace.section("micro-batch", rows, length):
             tracer.trace.start_phase(OTHER)
-            batch = _fake_batch(parts, rows, length, shapes.padded, tracer)
+            batch = batches.step(rows, length)
             if shapes.lengths is not None and shapes.padded:
                 batch["attention_mask"].lengths = list(shapes.lengths)
             yield 1.0 / len(shapes.micro_batches), batch
             tracer.trace.start_phase(OTHER)
-
-
-def _fake_batch(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer) -> Batch:
-    batch = parts.source.fake_batch(partial(_fake_inputs, parts, rows, length, padded, tracer))
-    tracer.mark(batch.values(), MemoryKind.INPUTS)
-    return batch
-
-
-def _fake_inputs(parts: Parts, rows: int, length: int, padded: bool, tracer: Tracer, *names: str) -> Batch:
-    if names == ("labels",):
-        return {"labels": torch.ones(rows, dtype=torch.long)}
-    ids = torch.ones((rows, length), dtype=torch.long)
-    end = getattr(parts.model.config, "eos_token_id", None)
-    ids[:, -1] = end if isinstance(end, int) else 1  # some heads read the hidden state at the end token
-    batch = {"input_ids": ids, "labels": torch.ones(rows, dtype=torch.long)}
-    if padded:
-        batch["attention_mask"] = torch.ones_like(ids)
-        batch["attention_mask"][-1, -1] = 0
-    tracer.mark(batch.values(), MemoryKind.INPUTS)
-    return batch
 
 
 def _enable_autocast(parts: Parts) -> None:

@@ -109,13 +109,13 @@ def prepare(
     train = encode(data.split.train, tokenizer, job.max_length, data.labels)
     validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
     clipped = job.clip_batch_size(len(train))
-    simulation_setup = SimulationSetup(clipped, device, data.labels, tokenizer)
+    simulation_setup = SimulationSetup.of(clipped, device, data.labels, tokenizer)
     lengths = Lengths.of(clipped, train.lengths, validation.lengths)
     with meter.excluded() if meter is not None else contextlib.nullcontext():
         selection = selector.select(simulation_setup, lengths) if selector is not None else None
         recipe = selection.recipe if selection is not None else recipe
         prediction, prediction_notes = _predict_memory(recipe, simulation_setup, lengths)
-    parts = assemble(clipped, recipe, device, data.labels, tokenizer)
+    parts = assemble(simulation_setup.model, simulation_setup.settings, recipe, device)
     if parts.batching.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.batching.max_length, data.labels)
         validation = encode(data.split.validation, tokenizer, parts.batching.max_length, data.labels)

@@ -1,0 +1,148 @@
+"""Model sources: the model of a training run comes from a job (a name and a task) or is given as an object.
+
+Either way a simulation builds a model of its own, without weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tightfit.compat import import_model_code
+from tightfit.data.labels import Labels
+from tightfit.job import Job
+from tightfit.models import Loading, layer_period, load_config, load_model, num_layers, truncate_layers
+from tightfit.tasks import find_task
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+class ModelSource(Protocol):
+    """Where the model of a training run comes from."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+
+    @property
+    def loads_weights(self) -> bool:
+        """Whether building it reads weights from files."""
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of host memory that its weights take before it is built."""
+
+    @property
+    def depth(self) -> int | None:
+        """The number of layers, if it can be built with fewer."""
+
+    @property
+    def layer_period(self) -> int:
+        """The number of layers after which their types repeat."""
+
+    def import_code(self) -> None:
+        """Import the code of the model: it is part of the process size, and forked workers inherit it."""
+
+    def build(self, loading: Loading, layers: int | None = None) -> PreTrainedModel:
+        """Build the model, or one with fewer layers."""
+
+    def without_weights(self) -> ModelSource:
+        """The same model for a simulation, which has no use for the values of the weights."""
+
+
+@dataclass(frozen=True)
+class JobModel:
+    """The pretrained model of a job, with the head of its task."""
+
+    job: Job
+    labels: Labels
+    tokenizer: PreTrainedTokenizerBase
+    resident_bytes = 0
+
+    @property
+    def name(self) -> str:
+        return self.job.model
+
+    @property
+    def loads_weights(self) -> bool:
+        return not self.job.random_weights
+
+    @property
+    def depth(self) -> int | None:
+        return num_layers(self._config)
+
+    @property
+    def layer_period(self) -> int:
+        return layer_period(self._config)
+
+    def import_code(self) -> None:
+        import_model_code(find_task(self.job.task).head(), self._config)
+
+    def build(self, loading: Loading, layers: int | None = None) -> PreTrainedModel:
+        from transformers import set_seed
+
+        task = find_task(self.job.task)
+        config = load_config(self.job.model, **task.config_changes(self.labels))
+        config.get_text_config().pad_token_id = self.tokenizer.pad_token_id  # decoders find a row's last token by it
+        config.get_text_config().use_cache = False  # the key-value cache is for generation
+        if layers is not None:
+            truncate_layers(config, layers)
+        set_seed(self.job.seed)  # the new head gets the same weights with every recipe
+        return load_model(task.head(), self.job.model, config, random_weights=self.job.random_weights, loading=loading)
+
+    def without_weights(self) -> JobModel:
+        return replace(self, job=self.job.model_copy(update={"random_weights": True}))
+
+    @cached_property
+    def _config(self) -> PretrainedConfig:
+        return load_config(self.job.model)
+
+
+@dataclass(frozen=True)
+class GivenModel:
+    """A model that exists already, whatever was changed in it."""
+
+    model: PreTrainedModel
+    loads_weights = False
+    depth = None
+    layer_period = 1
+
+    @property
+    def name(self) -> str:
+        return type(self.model).__name__
+
+    @property
+    def resident_bytes(self) -> int:
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors()}
+        return sum(storages.values())
+
+    def import_code(self) -> None:
+        pass
+
+    def build(self, loading: Loading, layers: int | None = None) -> PreTrainedModel:
+        return self.model
+
+    def without_weights(self) -> GivenModel:
+        return _EmptyCopy(self.model)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [t for t in (*self.model.parameters(), *self.model.buffers()) if t.device.type == "cpu"]
+
+
+class _EmptyCopy(GivenModel):
+    """Builds copies of a model whose tensors are new ones of the same shape."""
+
+    def build(self, loading: Loading, layers: int | None = None) -> PreTrainedModel:
+        import torch
+
+        copies: dict[int, Any] = {}
+        for parameter in self.model.parameters():
+            values = torch.empty(parameter.shape, dtype=parameter.dtype)
+            copies[id(parameter)] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
+        for buffer in self.model.buffers():
+            copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+        return copy.deepcopy(self.model, copies)
