@@ -69,7 +69,7 @@ def test_length_buckets_are_delivered_as_predicted(
     expected = [batch.tolist() for batch in batch_indices(bucket_job, len(lengths), buckets)]
     assert seen == [[lengths[row] for row in batch] for batch in expected]
     assert sorted(row for batch in expected[: len(expected) // 2] for row in batch) == list(range(len(lengths)))
-    predicted = Lengths.of(bucket_job, lengths, setup.validation.lengths)._sampled_batches(setup.parts)
+    predicted = Lengths.of(bucket_job, lengths, setup.validation.lengths)._sampled_batches(setup.parts.batching)
     assert [[n for n in row if n] for row in predicted.tolist()] == [sorted(batch, reverse=True) for batch in seen]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -71,7 +70,7 @@ def test_the_worst_batch_has_the_largest_micro_batches() -> None:
     assert set(worst.train) <= {int(row) for row in batch}
     assert len(worst.train) == 4
     assert worst.evaluation == [1, 2, 0]
-    chunked = find_worst_batch(job, replace(parts_of("chunked-layers:size=2"), max_length=24), lengths, [3])
+    chunked = find_worst_batch(job, parts_of("chunked-layers:size=2"), lengths, [3])
     tokens = [sum(min(24, lengths[row]) for row in batch) for batch in batch_indices(job, 50)]
     assert sum(min(24, lengths[row]) for row in chunked.train) == max(tokens)
 

@@ -441,13 +441,16 @@ def test_the_padding_token_is_that_of_the_tokenizer(tiny_model: Path, reviews: P
     """With another one in the config a decoder would classify a text at the wrong token."""
     from tightfit.data.labels import Labels
     from tightfit.device import find_device
-    from tightfit.engine.assembly import assemble
+    from tightfit.engine.assembly import StepSettings, assemble
+    from tightfit.engine.model_source import JobModel
     from tightfit.models import load_tokenizer
     from tightfit.strategies.recipe import Recipe
 
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.pad_token = "[MASK]"
-    parts = assemble(job_of(tiny_model, reviews), Recipe(), find_device("cpu"), Labels(("0", "1")), tokenizer)
+    job = job_of(tiny_model, reviews)
+    source = JobModel(job, Labels(("0", "1")), tokenizer)
+    parts = assemble(source, StepSettings.of(job), Recipe(), find_device("cpu"))
     assert parts.model.config.pad_token_id == tokenizer.pad_token_id == 4
 
 

@@ -142,7 +142,7 @@ class Recovery:
         """Halve the rows of the first limit that is above one row: those inside the layers before micro-batches."""
         rows, length = self._current_shape
         for limits in self._shrinkable():
-            now = min(rows, limits.rows_for(length))
+            now = rows if limits is self.micro_batch_limits else min(rows, limits.rows_for(length))
             if limits.halve(now, length):
                 where = f"{now} texts of {length} tokens{_WHERE[limits.where]}"
                 return (
