@@ -8,17 +8,16 @@ operation stands for, so that op counts are those of real training.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass
-class TraceContext:
-    """How the operations that run now are counted."""
+class TraceContext(threading.local):
+    """How the operations that run now in this thread are counted."""
 
     times: float = 1.0
     kind: str | None = None

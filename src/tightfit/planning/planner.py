@@ -139,8 +139,16 @@ class Planner:
 
     @classmethod
     def of(cls, job: Job, device: Device) -> Planner:
-        """The planner for a job, cached while the data file is unchanged."""
-        return _planner(job, device, modified_times(job))
+        """The planner for a job, cached while the data file is unchanged, with the rates that are valid now."""
+        planner = _planner(job, device, modified_times(job))
+        planner._use(step_time_on(device))
+        return planner
+
+    def _use(self, step_time: StepTime) -> None:
+        """Keep the traces, and estimate times again if the rates are others: a busy machine's expire."""
+        if step_time != self.step_time:
+            self.step_time = step_time
+            self.__dict__.pop("candidates", None)
 
     def plan(self, budget: Budget, constraints: Constraints) -> Plan:
         """The fastest recipe that fits with the least effect on the result; raises DoesNotFit with the closest plan.
