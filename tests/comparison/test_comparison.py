@@ -246,11 +246,11 @@ def test_bad_data_leaves_no_folder(job: Job, tasks: Tasks, tmp_path: Path) -> No
 
 def test_a_worker_process_measures_a_recipe(job: Job, tmp_path: Path) -> None:
     """In a real process of its own, as every other measurement outside of these tests."""
-    task = train, job.model_copy(update={"max_steps": 1}), [], "cpu", tmp_path / "training", False
+    short, nowhere = job.model_copy(update={"max_steps": 1}), job.model_copy(update={"data": "nowhere.csv"})
     with Worker(slim_process) as worker:
-        found = worker.call(measure, *task)
         with pytest.raises(BadInput, match=r"nowhere\.csv"):
-            worker.call(measure, train, job.model_copy(update={"data": "nowhere.csv"}), *task[2:])
+            worker.call(measure, train, nowhere, [], "cpu", tmp_path / "nowhere", False)
+        found = worker.call(measure, train, short, [], "cpu", tmp_path / "training", False)
     assert found.steps == 1
     assert found.peak_bytes == max(found.phases.values())
 

@@ -311,6 +311,5 @@ def _severity(candidate: CandidateEstimate) -> int:
 @lru_cache(maxsize=4)
 def _planner(job: Job, device: Device, stamp: tuple[int, ...]) -> Planner:
     known = Simulation.of(job, device)
-    simulation = Simulation(known.setup, known.lengths, assume_padding=True)
-    simulation.process_bytes()  # before calibration, which imports packages that training does not need
-    return Planner(simulation, step_time_on(device))
+    overhead = known.process_bytes()  # before calibration, which imports packages that training does not need
+    return Planner(Simulation(known.setup, known.lengths, True, overhead), step_time_on(device))

@@ -122,7 +122,7 @@ class Table:
             for column, powers in ((self.costs, self.cost_powers), (self.calls, self.call_powers))
         )
         names = np.array(self.kinds)
-        for kind in set(self.kinds):
+        for kind in dict.fromkeys(self.kinds):  # in order: sums of a set's items would differ between processes
             yield kind, costs[names == kind], calls[names == kind]
 
 
