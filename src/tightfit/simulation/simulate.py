@@ -18,7 +18,7 @@ from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import OTHER
 from tightfit.engine.step import run_micro_batches
 from tightfit.ops.buffer_pool import release_active
-from tightfit.ops.fake import on_host
+from tightfit.ops.fake import new_context, on_host, row_lengths
 from tightfit.processes import process_lock
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.simulation.op_counts import OpCounts
@@ -127,7 +127,7 @@ def _fake_mode() -> FakeTensorMode:
 def fake_tensors(device: Device) -> Iterator[None]:
     """Tensors made inside take no memory, and torch's functions allocate as on the device; in this thread only."""
     patched_to = replaced(torch.nn.Module, "to", _to_unless_noop)
-    with process_lock.held(), _fake_mode(), uninitialized_weights(), kernels_of(device), patched_to:
+    with process_lock.held(), new_context(), _fake_mode(), uninitialized_weights(), kernels_of(device), patched_to:
         try:
             yield
         finally:
@@ -250,9 +250,8 @@ def _fake_micro_batches(batches: _FakeBatches, shapes: BatchShapes, tracer: Trac
         with tracer.trace.section("micro-batch", rows, length):
             tracer.trace.start_phase(OTHER)
             batch = batches.step(rows, length)
-            if shapes.lengths is not None and shapes.padded:
-                batch["attention_mask"].lengths = list(shapes.lengths)
-            yield 1.0 / len(shapes.micro_batches), batch
+            with row_lengths(shapes.lengths):
+                yield 1.0 / len(shapes.micro_batches), batch
             tracer.trace.start_phase(OTHER)
 
 

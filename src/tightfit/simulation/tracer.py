@@ -218,7 +218,7 @@ class Tracer(_Mode):
             block = self._alive[key] = self.trace.alloc(size)
             block.owner = self.owners.current()
             block.shape = tensor.shape if tensor.nbytes == size else None
-            block.kind = MemoryKind.HOST if fake.context.on_host else None
+            block.kind = MemoryKind.HOST if fake.context().on_host else None
             weakref.finalize(storage, self._freed, key)
         return block
 
