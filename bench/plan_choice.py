@@ -38,10 +38,12 @@ from hard_limit import reviews
 from predicted_steps import predicted_steps
 from quality import ROOT, SHARED, weights
 from tightfit import Job
+from tightfit.comparison.measure import predict_recipes
 from tightfit.device import find_device
+from tightfit.optional_imports import slim_process
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
-from tightfit.processes import run_worker
+from tightfit.processes import Worker
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
 from tightfit.strategies.base import Case, Stage
 from tightfit.timing.cpu_load import CpuShare
@@ -51,7 +53,6 @@ RECORD = ROOT / "records" / "plan_choice.json"
 STEPS = {"m3e-small": 20, "rbt3": 10, "bert-base-chinese": 6, "chinese-macbert-large": 4}
 CALIBRATIONS = 3
 NEIGHBOURS = 3
-WORKER = "tightfit.cli.worker"
 CPU = find_device("cpu")
 CASES = [  # model, budget, alternatives beside the chosen recipe
     ("m3e-small", "720MB", 4),
@@ -193,10 +194,11 @@ def predict_now(job: Job, recipes: list[list[str]], folder: Path) -> list[dict[s
     for _ in range(CALIBRATIONS):
         cache = Path(tempfile.mkdtemp(dir=folder))
         os.environ["XDG_CACHE_HOME"] = str(cache)
-        found = run_worker(WORKER, {"job": job.model_dump(), "recipes": recipes, "device": "cpu"}).found
+        with Worker(slim_process) as worker:
+            found = worker.call(predict_recipes, job, recipes, "cpu")
         if any(json.loads(file.read_text("utf-8"))["rates"]["warning"] is None for file in cache.rglob("rates.json")):
             break
-    return [one["predicted"] for one in found]
+    return [predicted.model_dump() for predicted, _ in found]
 
 
 def job_of(model: str, data: Path, folder: Path) -> tuple[Job, list[str]]:

@@ -22,7 +22,7 @@ from tightfit.device import find_device
 from tightfit.engine.meter import meter_for
 from tightfit.engine.step import run_micro_batches, weighted_micro_batches
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import tune_malloc
+from tightfit.system import tuned_malloc
 from tightfit.training.setup import prepare, training_arguments
 from tightfit.training.step_timer import StepTimer
 from tightfit.training.trainer import Trainer
@@ -33,8 +33,7 @@ MICRO_BATCH = 8
 
 
 def main() -> None:
-    tune_malloc()
-    with tempfile.TemporaryDirectory() as name:
+    with tuned_malloc(), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         train, validation = split(folder, 1500)
         job = Job(model=str(weights(folder)), data=str(train), validation=str(validation), max_steps=STEPS)

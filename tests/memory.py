@@ -34,7 +34,7 @@ class LiveBytes(TorchDispatchMode):
 
     def _track(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
-        if fake.context.on_host:
+        if fake.context().on_host:
             storage.on_host = True
         if key in self.alive or is_on_host(storage):
             return

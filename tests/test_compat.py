@@ -374,14 +374,16 @@ def test_a_scaler_can_unscale_again_after_a_reset() -> None:
 # transformers
 
 
-def test_no_init_weights_draws_no_random_numbers() -> None:
-    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
-    before = torch.get_rng_state()
-    with compat.no_init_weights():
-        transformers.BertModel(config)
-    assert torch.equal(torch.get_rng_state(), before)
-    transformers.BertModel(config)
-    assert not torch.equal(torch.get_rng_state(), before)
+def test_the_functions_that_initialize_weights_are_torchs_own() -> None:
+    assert {"normal_", "uniform_", "kaiming_uniform_", "trunc_normal_"} <= compat.INITIALIZERS.keys()
+    assert all(function is getattr(torch.nn.init, name) for name, function in compat.INITIALIZERS.items())
+    assert "torch.nn.init" in compat.MODULES_WITH_INITIALIZERS
+    assert all(name in sys.modules for name in compat.MODULES_WITH_INITIALIZERS)
+
+
+def test_models_initialize_their_weights_in_init_weights() -> None:
+    assert inspect.isfunction(transformers.PreTrainedModel.init_weights)
+    assert "self.init_weights()" in inspect.getsource(transformers.PreTrainedModel.post_init)
 
 
 def test_outputs_of_batches_are_concatenated() -> None:
@@ -610,7 +612,7 @@ INTERNAL = {
     "__pydantic_fields__", "cache_enabled", "get_decay_parameter_names", "optimizer_update_32bit",
     "optimizer_update_8bit_blockwise",
 }  # fmt: skip
-IMPORT_HOOKS = {"startup.py": {"torch._dynamo"}}  # names for an import finder, which does not use them
+IMPORT_HOOKS = {"optional_imports.py": {"torch._dynamo"}}  # names for an import finder, which does not use them
 
 
 def is_private(name: str) -> bool:
@@ -745,7 +747,7 @@ def test_the_check_finds_private_names(source: str, name: str) -> None:
         ("def f(pair): return pair._replace(size=1)", ""),
         ("from tightfit.compat import FakeTensor, schema_of", ""),
         ("class A:\n    def f(self): self._tr_loss = super()._save_checkpoint(None, None)", "trainer.py"),
-        ("HOOKED = 'torch._dynamo'", "startup.py"),
+        ("HOOKED = 'torch._dynamo'", "optional_imports.py"),
         ("'''A sentence about torch._C, which is not a use.'''", ""),
     ],
 )

@@ -1,17 +1,24 @@
-"""Public functions: plan, estimate, train, compare. Heavy imports happen inside each function."""
+"""Public functions: plan, estimate, train, compare. Heavy imports happen inside each function.
+
+Each may be called from any thread, and beside a training: what cannot run in this process then runs in a worker
+process, which is started when it is first needed. In the main thread, with nothing else under way, everything runs
+here, which is faster.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tightfit.comparison.comparison import Comparison, find_recipes
 from tightfit.comparison.runner import run_comparison
-from tightfit.device import Budget, find_device_or_gpu
+from tightfit.device import Budget, Device, find_device_or_gpu
 from tightfit.job import Job
 from tightfit.planning.constraints import Constraints
+from tightfit.processes import Worker, process_lock
 from tightfit.report.model_card import write_card
 from tightfit.strategies.recipe import Recipe
 
@@ -21,6 +28,8 @@ if TYPE_CHECKING:
     from tightfit.simulation.estimate import Estimate
 
 SAVE_EVERY = "30 minutes"
+T = TypeVar("T")
+_worker = Worker()
 
 
 def plan(
@@ -40,12 +49,15 @@ def plan(
     The batch size, the epochs and the learning rate never change.
     """
     limit = budget if isinstance(budget, Budget) else Budget.of(budget, device)
-    constraints = Constraints.of(use, avoid, allow)
-    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
-    from tightfit.planning.planner import Planner  # imports torch: after the checks above
-
-    made = Planner.of(job, limit.device).plan(limit, constraints)
+    made = _run_alone(_plan, job.resolve_paths(), limit, Constraints.of(use, avoid, allow))
     return replace(made, job=job)  # with the given batch size: the data may have more rows when it is trained
+
+
+def _plan(job: Job, budget: Budget, constraints: Constraints) -> Plan:
+    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
+    from tightfit.planning.planner import Planner
+
+    return Planner.of(job, budget.device).plan(budget, constraints)
 
 
 def estimate(
@@ -53,24 +65,44 @@ def estimate(
 ) -> Estimate:
     """Estimate the memory of training: bytes by phase and kind, from the model's shape and the data's lengths.
 
-    Instead of a job it accepts a function that builds your own training loop and returns its step function.
+    Instead of a job it accepts a function that builds your own training loop and returns its step function. In another
+    thread, or beside a training, that function must be importable from a module.
     With `probe`, a model that cannot be simulated is measured with a small step on real tensors.
     """
     where = find_device_or_gpu(device)
     if not isinstance(job, Job):
-        from tightfit.simulation.own_loop import estimate_loop
-
-        return estimate_loop(job, where)
+        return _run_alone(_estimate_loop, job, where)
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
+    return _run_alone(_estimate, job.resolve_paths(), recipe, where, probe)
 
+
+def _estimate(job: Job, recipe: Recipe, device: Device, probe: bool) -> Estimate:
     import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
     from tightfit.simulation.job_simulation import Simulation, trace_in_parallel
 
     recipe.import_requirements()
-    simulation = Simulation.of(job, where, probe=probe)
+    simulation = Simulation.of(job, device, probe=probe)
     if not probe:  # a probe may use real tensors, and with them threads that do not survive a fork
         trace_in_parallel(simulation, [recipe])
     return simulation.estimate(recipe)
+
+
+def _estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
+    from tightfit.simulation.own_loop import estimate_loop
+
+    return estimate_loop(build, device)
+
+
+def _run_alone(function: Callable[..., T], *args: Any) -> T:
+    """Call a function that simulates: here, or in the worker if another thread may need this process as it is.
+
+    A simulation replaces functions of torch and measures the size of its process, with small real trainings.
+    """
+    if threading.current_thread() is threading.main_thread():
+        with process_lock.held_if_free() as free:
+            if free:
+                return function(*args)
+    return _worker.call(function, *args)
 
 
 def train(
@@ -144,6 +176,7 @@ def compare(
     return run_comparison(
         job.resolve_paths(),
         find_recipes(recipes, job, device),
+        train=train,
         steps=None if full else steps,
         seeds=seeds,
         budget=budget,

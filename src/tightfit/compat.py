@@ -64,8 +64,9 @@ _ALIASES = {
     # torch: the operations behind tensor.item() and behind writing to tensor[mask]
     "read_scalar": "torch:ops.aten._local_scalar_dense.default",
     "index_put_in_place": "torch:ops.aten._index_put_impl_.default",
-    # transformers: a context in which models are built without initializing their weights
-    "no_init_weights": "transformers.initialization:no_init_weights",
+    # transformers: the names of the functions that initialize weights, and the modules of torch that import them
+    "INITIALIZERS": "transformers.initialization:TORCH_INIT_FUNCTIONS",
+    "MODULES_WITH_INITIALIZERS": "transformers.initialization:TORCH_MODULES_TO_PATCH",
     # transformers: concatenates the evaluation outputs of several batches
     "nested_concat": "transformers.trainer_pt_utils:nested_concat",
     # transformers: the row order of group_by_length

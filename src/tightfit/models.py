@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import ModelError, first_line, is_out_of_memory, short_repr
 from tightfit.optional_imports import allow_imports
+from tightfit.processes import SharedSetting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +74,7 @@ def load_model(
     _check_weight_paths(name)
     if not random_weights:
         _allow_peft(name)
-    with _as_model_error(name, "weights"), _quiet_transformers():
+    with _as_model_error(name, "weights"), quiet_transformers():  # the new head's weights are missing on purpose
         if random_weights:
             model = head.from_config(config, trust_remote_code=False, dtype=dtype)
             model.tie_weights()  # transformers skips it under no_init_weights, as in a simulation
@@ -172,18 +174,42 @@ def _load_message(name: str, what: str, error: Exception) -> str:
     )
 
 
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No warning about the weights of the new head, which are missing on purpose."""
+def quiet_transformers() -> AbstractContextManager[None]:
+    """Inside, no warnings and progress bars of transformers and the hub client."""
+    return _messages.changed()
+
+
+def _silence() -> Callable[[], None]:
+    import huggingface_hub.utils
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    hub: Any = huggingface_hub.utils  # its functions are imported when they are used, which mypy does not see
+    verbosity, bars, no_downloads = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        hub.are_progress_bars_disabled(),
+    )
+    silence_transformers()
+
+    def restore() -> None:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if hub.are_progress_bars_disabled() != no_downloads:
+            (hub.disable_progress_bars if no_downloads else hub.enable_progress_bars)()
+
+    return restore
+
+
+_messages = SharedSetting(_silence)
+
+
+def silence_transformers() -> None:
+    """From now on, no warnings and progress bars of transformers and the hub client."""
+    from transformers.utils import logging
+
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+    logging.disable_progress_bar()  # the hub client's too
 
 
 # Layers and embeddings, whatever the architecture calls them

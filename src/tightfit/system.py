@@ -3,28 +3,64 @@
 glibc keeps freed memory: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at 2.6 GB with both
 thresholds at 1 MB. At 32 KB the tensors of short micro-batches are returned too, and a simulation predicts the peak
 within a percent or two. Small models train slower with it (docs/log.md).
+
+The thresholds are settings of the whole process, so a program that imports tightfit has them only while a training runs
+or something is measured. glibc does not tell what they were before. By default both start at 128 KB and grow with the
+blocks that are freed, and once they are set they do not grow any more. So they are set back to what they grow to in a
+program that frees large tensors, their largest default values, or to those of the environment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+from tightfit.processes import SharedSetting
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 MALLOC_THRESHOLD = 32 << 10
+_DEFAULTS = {  # the option, the variable that sets it when a process starts, and the largest value that glibc chooses
+    _M_TRIM_THRESHOLD: ("MALLOC_TRIM_THRESHOLD_", 64 << 20),
+    _M_MMAP_THRESHOLD: ("MALLOC_MMAP_THRESHOLD_", 32 << 20),
+}
 
 
-def tune_malloc() -> bool:
-    """Make glibc return freed memory to the system, starting with what is free now; False with other C libraries."""
+def tuned_malloc() -> AbstractContextManager[None]:
+    """Inside, glibc returns freed memory to the system at once; other C libraries are left alone."""
+    return _thresholds.changed()
+
+
+def trim_malloc() -> None:
+    """Return to the system what is free now."""
     libc = _glibc()
-    if libc is None:
-        return False
-    tuned = all(libc.mallopt(option, MALLOC_THRESHOLD) == 1 for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD))
-    libc.malloc_trim(0)
-    return tuned
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def _tune() -> Callable[[], None]:
+    _set_thresholds(dict.fromkeys(_DEFAULTS, MALLOC_THRESHOLD))
+    trim_malloc()
+    return lambda: _set_thresholds({option: _configured(*default) for option, default in _DEFAULTS.items()})
+
+
+_thresholds = SharedSetting(_tune)
+
+
+def _set_thresholds(values: dict[int, int]) -> None:
+    libc = _glibc()
+    if libc is not None:
+        for option, value in values.items():
+            libc.mallopt(option, value)
+
+
+def _configured(variable: str, default: int) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else default
 
 
 def _glibc() -> ctypes.CDLL | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,7 @@ import pytest
 from cli.test_app import Run, run  # noqa: F401
 from plans import RATES
 
-from tightfit import Job, compare
-from tightfit.cli import worker
+from tightfit import Job, compare, train
 from tightfit.comparison import runner
 from tightfit.comparison.comparison import (
     Comparison,
@@ -26,14 +27,17 @@ from tightfit.comparison.comparison import (
     parent_row,
     savings,
 )
-from tightfit.errors import BadInput, OutputError, TightfitError
-from tightfit.processes import WorkerResult, run_worker
+from tightfit.comparison.measure import measure, predict_recipes
+from tightfit.errors import BadInput, OutputError, RunFailed
+from tightfit.optional_imports import slim_process
+from tightfit.processes import Worker
 from tightfit.report.charts import comparison_chart
 from tightfit.report.comparison import comparison_as_html, comparison_as_markdown, write_comparison
 from tightfit.report.i18n.strings import LANGUAGES, Strings
 from tightfit.timing import calibrate
 
-Tasks = list[dict[str, Any]]
+Tasks = list[tuple[Any, ...]]
+"""What the workers were asked to measure: a job and the specs of a recipe each."""
 
 
 @pytest.fixture
@@ -41,23 +45,25 @@ def job(tiny_model: Path, reviews: Path) -> Job:
     return Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=32)
 
 
+class HereWorker(Worker):
+    """Calls functions in this process, which saves the start of a new one, and records what is measured."""
+
+    def __init__(self, tasks: Tasks, setup: Any) -> None:
+        super().__init__(setup)
+        self.tasks = tasks
+
+    def call(self, function: Callable[..., Any], *args: Any, on_tick: Callable[[float], None] = print) -> Any:
+        if function is measure:
+            _, job, specs, *_ = args
+            self.tasks.append((job, specs))
+        return pickle.loads(pickle.dumps(function(*args)))
+
+
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    """Run worker tasks in this process, which saves the start of a new one, and record them."""
     tasks: Tasks = []
-
-    def run_here(module: str, task: dict[str, Any], on_tick: Callable[[float], None] = print) -> WorkerResult:
-        tasks.append(task)
-        task = dict(task)
-        try:
-            job = Job(**task.pop("job"))
-            found = worker.predict_recipes(job, **task) if "recipes" in task else worker.measure(job, **task)
-        except TightfitError as error:
-            return WorkerResult(None, str(error), error.exit_code)
-        return WorkerResult(json.loads(json.dumps(found)), "", 0)
-
     monkeypatch.setattr(calibrate, "cpu_rates", lambda: RATES)
-    monkeypatch.setattr(runner, "run_worker", run_here)
+    monkeypatch.setattr(runner, "Worker", partial(HereWorker, tasks))
     return tasks
 
 
@@ -106,8 +112,13 @@ def test_a_full_comparison_has_scores_of_every_seed(job: Job, tasks: Tasks, tmp_
         assert len(row.scores("f1")) == 2
     # the same training run for each seed, and the recipes alternate
     assert found.rows[0].scores("loss") == pytest.approx(found.rows[1].scores("loss"), abs=1e-4)
-    order = [(task["specs"], task["job"]["seed"]) for task in tasks if "specs" in task]
-    assert order == [([], 42), (["micro-batch:size=4"], 42), ([], 43), (["micro-batch:size=4"], 43)]
+    order = [(specs, measured.seed) for measured, specs in tasks]
+    assert order == [
+        ([], 42),
+        (["micro-batch:size=4"], 42),
+        ([], 43),
+        (["micro-batch:size=4"], 43),
+    ]
     assert "±" in comparison_as_markdown(found)
 
 
@@ -122,39 +133,48 @@ def test_the_first_epoch_includes_the_time_of_the_feature_cache(job: Job, tasks:
 def test_an_interrupted_comparison_continues(
     job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, run_here = tmp_path / "comparison", runner.run_worker
+    out, original = tmp_path / "comparison", HereWorker.call
 
-    def interrupted(module: str, task: dict[str, Any], *rest: Any) -> WorkerResult:
-        if task.get("specs") == ["micro-batch:size=4"]:
-            (Path(task["folder"])).mkdir()
+    def interrupted(self: HereWorker, function: Any, *args: Any, **how: Any) -> Any:
+        if function is measure and args[2] == ["micro-batch:size=4"]:
+            args[4].mkdir()
             raise KeyboardInterrupt
-        return run_here(module, task, *rest)
+        return original(self, function, *args, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "run_worker", interrupted)
+        patch.setattr(HereWorker, "call", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_comparison(job, ["baseline", "micro-batch:size=4"], out)
     assert not (out / "training").exists()
     before = len(tasks)
     found = run_comparison(job, ["baseline", "micro-batch:size=4"], out)
-    assert [task["specs"] for task in tasks[before:]] == [["micro-batch:size=4"]]
+    assert [specs for _, specs in tasks[before:]] == [["micro-batch:size=4"]]
     assert all(row.measurements for row in found.rows)
 
 
-def test_a_killed_training_is_a_row_and_is_tried_again(
-    job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RunFailed("killed by signal 9, probably out of memory"), "killed by signal 9, probably out of memory"),
+        (KeyError("a mistake"), "KeyError: 'a mistake'"),
+    ],
+)
+def test_a_failed_training_is_a_row_and_is_tried_again(
+    job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
-    run_here, killed = runner.run_worker, WorkerResult(None, "killed by signal 9, probably out of memory", 1)
+    original = HereWorker.call
+
+    def failing(self: HereWorker, function: Any, *args: Any, **how: Any) -> Any:
+        if function is measure and args[2] == []:
+            raise error
+        return original(self, function, *args, **how)
+
     with monkeypatch.context() as patch:
-        patch.setattr(
-            runner,
-            "run_worker",
-            lambda module, task, *rest: killed if task.get("specs") == [] else run_here(module, task, *rest),
-        )
+        patch.setattr(HereWorker, "call", failing)
         found = run_comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "comparison")
-    assert "signal 9" in (found.rows[0].failed or "")
+    assert found.rows[0].failed == message
     assert found.rows[1].measurements
-    assert "signal 9" in comparison_as_markdown(found)
+    assert message in comparison_as_markdown(found)
     again = run_comparison(job, ["baseline", "micro-batch:size=4"], tmp_path / "comparison")
     assert again.rows[0].failed is None
     assert again.rows[0].measurements
@@ -163,15 +183,15 @@ def test_a_killed_training_is_a_row_and_is_tried_again(
 def test_a_recipe_that_cannot_run_here_is_a_row_without_a_measurement(
     job: Job, tasks: Tasks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_here = runner.run_worker
+    original = HereWorker.call
 
-    def on_a_small_machine(module: str, task: dict[str, Any], *rest: Any) -> WorkerResult:
-        result = run_here(module, task, *rest)
-        if "recipes" in task:
-            result.found[0]["predicted"]["fits"] = False
+    def on_a_small_machine(self: HereWorker, function: Any, *args: Any, **how: Any) -> Any:
+        result = original(self, function, *args, **how)
+        if function is predict_recipes:
+            result[0][0].fits = False
         return result
 
-    monkeypatch.setattr(runner, "run_worker", on_a_small_machine)
+    monkeypatch.setattr(HereWorker, "call", on_a_small_machine)
     found = run_comparison(job, ["baseline", "freeze:layers=99"], tmp_path / "comparison")
     assert (found.rows[0].failed or "").startswith("not run: it needs ")
     assert "more than the 2 layers" in (found.rows[1].failed or "")
@@ -224,14 +244,15 @@ def test_bad_data_leaves_no_folder(job: Job, tasks: Tasks, tmp_path: Path) -> No
     assert not (tmp_path / "comparison").exists()
 
 
-def test_the_worker_process_reports_errors(job: Job) -> None:
-    task = {"job": job.model_dump() | {"data": "nowhere.csv"}, "recipes": [[]], "device": "cpu"}
-    seconds: list[float] = []
-    result = run_worker("tightfit.cli.worker", task, seconds.append)
-    assert result.found is None
-    assert result.exit_code == 2
-    assert "nowhere.csv" in result.message
-    assert seconds == sorted(seconds) != []
+def test_a_worker_process_measures_a_recipe(job: Job, tmp_path: Path) -> None:
+    """In a real process of its own, as every other measurement outside of these tests."""
+    short, nowhere = job.model_copy(update={"max_steps": 1}), job.model_copy(update={"data": "nowhere.csv"})
+    with Worker(slim_process) as worker:
+        with pytest.raises(BadInput, match=r"nowhere\.csv"):
+            worker.call(measure, train, nowhere, [], "cpu", tmp_path / "nowhere", False)
+        found = worker.call(measure, train, short, [], "cpu", tmp_path / "training", False)
+    assert found.steps == 1
+    assert found.peak_bytes == max(found.phases.values())
 
 
 def made_up(job: Job) -> Comparison:

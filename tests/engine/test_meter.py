@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -75,12 +77,13 @@ def test_excluded_memory_belongs_to_no_phase() -> None:
 
 
 def test_sampling_measures_memory_that_is_held_for_some_time() -> None:
-    import time
-
     probe = SampledProbe(every=0.002)
     before = probe.now()
     block = np.ones(64 * MIB, dtype=np.uint8)
     time.sleep(0.1)
     del block
     assert probe.pop_peak() - before > 56 * MIB
-    probe.stop()
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "tightfit-meter"]
+    del probe
+    thread.join(10)
+    assert not thread.is_alive()

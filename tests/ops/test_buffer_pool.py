@@ -110,9 +110,9 @@ def test_a_training_step_leaves_no_blocks(specs: str, monkeypatch: pytest.Monkey
     model, made = parts_of(*specs.split(), model=build("Bert", layers=2)).model, record_blocks(monkeypatch)
     loss = model(**sorted_batch()).loss
     assert made
-    assert buffer_pool._active is None
+    assert buffer_pool._this_thread.active is None
     loss.backward()
-    assert buffer_pool._active is None
+    assert buffer_pool._this_thread.active is None
     del loss
     assert not [block for block in made if block() is not None]
 
@@ -151,7 +151,7 @@ def test_free_memory_releases_the_pool_of_a_failed_pass() -> None:
     assert storage() is not None
     free_memory()
     assert storage() is None
-    assert buffer_pool._active is None
+    assert buffer_pool._this_thread.active is None
 
 
 def record_blocks(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:

@@ -104,7 +104,7 @@ def test_only_a_slim_process_has_no_process_size_note(
     startup: str, notes: int, tiny_model: Path, reviews: Path
 ) -> None:
     code = f"""
-from tightfit.cli.startup import slim_process
+from tightfit.optional_imports import slim_process
 {startup}
 from tightfit import Job, estimate
 from tightfit.units import format_bytes

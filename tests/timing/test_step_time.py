@@ -128,19 +128,49 @@ def test_rates_are_measured_once_per_machine(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(calibrate, "calibrate", lambda: calls.append(1) or RATES)
     monkeypatch.setattr(calibrate, "is_idle", lambda: True)
     for _ in range(2):
-        calibrate.cpu_rates.cache_clear()
-        assert calibrate.cpu_rates().call_overhead == RATES.call_overhead
+        assert reloaded_rates().call_overhead == RATES.call_overhead
     assert len(calls) == 1
     file = tmp_path / "tightfit" / "rates.json"
     cached = json.loads(file.read_text())
     file.write_text(json.dumps(cached | {"machine": {"model": "another"}}))
-    calibrate.cpu_rates.cache_clear()
-    calibrate.cpu_rates()
+    reloaded_rates()
     file.write_text("{ torn")
-    calibrate.cpu_rates.cache_clear()
-    calibrate.cpu_rates()
+    reloaded_rates()
     assert len(calls) == 3
-    calibrate.cpu_rates.cache_clear()
+
+
+def test_rates_that_cannot_be_saved_are_measured_once_per_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tightfit").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls = []
+    monkeypatch.setattr(calibrate, "_measured_here", calibrate._Measured())
+    monkeypatch.setattr(calibrate, "calibrate", lambda: calls.append(1) or RATES)
+    monkeypatch.setattr(calibrate, "is_idle", lambda: True)
+    assert calibrate.cpu_rates() == calibrate.cpu_rates() == RATES
+    assert len(calls) == 1
+
+
+def test_rates_of_a_busy_machine_are_used_until_it_is_idle_or_they_expire(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process: a notebook or a server would otherwise show the times of its first, busy minute for ever."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    idle, busy = [False], [RATES.scaled(2.0, 1e-3), RATES.scaled(3.0, 1e-3)]
+    monkeypatch.setattr(calibrate, "_measured_here", calibrate._Measured())
+    monkeypatch.setattr(calibrate, "is_idle", lambda: idle[0])
+    monkeypatch.setattr(calibrate, "calibrate_on_one_core", lambda: busy.pop(0))
+    monkeypatch.setattr(calibrate, "calibrate", lambda: RATES)
+    first = calibrate.cpu_rates()
+    assert "busy" in str(first.warning)
+    assert calibrate.cpu_rates() == first
+    calibrate._measured_here.created_at -= 601
+    second = calibrate.cpu_rates()
+    assert "busy" in str(second.warning)
+    assert second.curves != first.curves
+    idle[0] = True
+    assert calibrate.cpu_rates().curves == RATES.curves
 
 
 @pytest.fixture
@@ -168,9 +198,7 @@ def test_a_busy_machine_is_calibrated_on_one_core_and_not_cached(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     threads = mock_idle(monkeypatch, checks)
-    calibrate.cpu_rates.cache_clear()
-    rates = calibrate.cpu_rates()
-    calibrate.cpu_rates.cache_clear()
+    rates = reloaded_rates()
     assert not list(tmp_path.rglob("*.json"))
     assert threads == [2] * (len(checks) - 1) + [1, 1]
     assert torch.get_num_threads() == 2
@@ -198,9 +226,9 @@ def test_contended_rates_expire_after_ten_minutes(
 
 def reloaded_rates() -> Rates:
     """The rates that a new process would load."""
-    calibrate.cpu_rates.cache_clear()
+    calibrate._measured_here.rates = None
     rates = calibrate.cpu_rates()
-    calibrate.cpu_rates.cache_clear()
+    calibrate._measured_here.rates = None
     return rates
 
 
@@ -241,9 +269,7 @@ def test_a_disturbed_trial_does_not_count(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(calibrate, "bench_ops", lambda: next(trials))
     fitted = []
     monkeypatch.setattr(calibrate, "fit_correction", lambda rates, layers: fitted.append(rates) or rates)
-    calibrate.cpu_rates.cache_clear()
-    assert calibrate.cpu_rates().warning is None
-    calibrate.cpu_rates.cache_clear()
+    assert reloaded_rates().warning is None
     assert fitted[0].call_overhead == RATES.call_overhead
     assert list(tmp_path.rglob("rates.json"))
 

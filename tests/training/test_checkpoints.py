@@ -18,7 +18,7 @@ from stress.kills import Kills
 from tightfit.engine.meter import ResidentProbe
 from tightfit.errors import OutputError, SaveFailed
 from tightfit.files import atomic_dir, atomic_write, remove_stale
-from tightfit.system import tune_malloc
+from tightfit.system import tuned_malloc
 from tightfit.training.checkpoints import (
     MANIFEST,
     find_corruption,
@@ -154,13 +154,13 @@ def layers() -> torch.nn.Sequential:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the kernel's high-water mark")
 def test_weights_are_loaded_one_tensor_at_a_time(tmp_path: Path) -> None:
-    tune_malloc()
-    saved, model = layers(), layers()
-    save_file(saved.state_dict(), tmp_path / "model.safetensors")
-    probe = ResidentProbe()
-    before = probe.now()
-    assert load_weights_in_place(tmp_path / "model.safetensors", model)
-    assert probe.pop_peak() - before < 24 * MIB  # all of them are 96 MiB
+    with tuned_malloc():
+        saved, model = layers(), layers()
+        save_file(saved.state_dict(), tmp_path / "model.safetensors")
+        probe = ResidentProbe()
+        before = probe.now()
+        assert load_weights_in_place(tmp_path / "model.safetensors", model)
+        assert probe.pop_peak() - before < 24 * MIB  # all of them are 96 MiB
     for ours, theirs in zip(model.parameters(), saved.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tightfit.cli.options import build_job, setting, with_job_settings
-from tightfit.cli.startup import exit_with_message, fast_exit, slim_process
+from tightfit.cli.startup import command_terminal, exit_with_message, fast_exit
 from tightfit.demo import demo_job, free_folder
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
+from tightfit.optional_imports import slim_process
 from tightfit.runs.record import load_run
 
 if TYPE_CHECKING:
@@ -160,10 +161,9 @@ def estimate(
     job, specs = _job_and_recipe(file, settings, use, "estimate")
     with _prefetch(job):
         from tightfit.api import estimate as run_estimate
-        from tightfit.report.progress import Terminal
         from tightfit.report.terminal import show_estimate
 
-        with Terminal(quiet=as_json).status("Simulating"):
+        with command_terminal(quiet=as_json).status("Simulating"):
             estimate = run_estimate(job, specs, device, probe=probe)
     if as_json:
         print_json(estimate.to_json())
@@ -262,10 +262,9 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on rows it was not trained on."""
     from tightfit.inference import evaluate as run_evaluation
-    from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_evaluation
 
-    terminal = Terminal(quiet=as_json)
+    terminal = command_terminal(quiet=as_json)
     with terminal.status("Evaluating"):
         evaluation = run_evaluation(run, data, device, text=text, label=label)
     for note in evaluation.notes:
@@ -373,14 +372,10 @@ def _job_and_recipe(
 @contextlib.contextmanager
 def _prefetch(job: Job) -> Iterator[None]:
     """Read the data in the background while torch is imported, with garbage collection paused."""
-    from tightfit.data.dataset import cancel_prefetch, start_prefetch
+    from tightfit.data.dataset import prefetching
 
-    start_prefetch(job)
-    try:
-        with _gc_paused():
-            yield
-    finally:
-        cancel_prefetch(job)  # needed if the command failed before it used the rows
+    with prefetching(job), _gc_paused():
+        yield
 
 
 @contextlib.contextmanager
@@ -453,9 +448,8 @@ def print_json(content: dict[str, Any]) -> None:
 def predict_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
     """Predict the labels of a file's rows and write them to `out`."""
     from tightfit.inference import label_file
-    from tightfit.report.progress import Terminal
 
-    terminal = Terminal(quiet=as_json)
+    terminal = command_terminal(quiet=as_json)
     with terminal.status("Predicting"):
         labelled = label_file(run, data, out, device, text)
     for note in labelled.notes:
@@ -469,14 +463,13 @@ def predict_file(run: Path, data: str, out: Path, device: str | None, text: str 
 def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
     """Predict the labels of texts from the command line, two per pair if the model was trained on pairs."""
     from tightfit.inference import predict as run_prediction
-    from tightfit.report.progress import Terminal
     from tightfit.report.terminal import show_predictions
 
     paired = len(load_run(run).data.text_columns) == 2
     if paired and len(texts) % 2:
         raise BadInput(f"This model takes pairs, and {len(texts)} texts do not make pairs: give two per pair.")
     inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
-    with Terminal(quiet=as_json).status("Loading the model"):
+    with command_terminal(quiet=as_json).status("Loading the model"):
         predictions = run_prediction(run, inputs, device)
     texts = [" + ".join(pair) for pair in inputs] if paired else texts
     if as_json:

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from tightfit.cli.startup import command_terminal
 from tightfit.errors import BadInput
 from tightfit.explain import Explanation, ScriptArgs, explain
 
@@ -14,11 +15,9 @@ def run_explanation(
     message: Path | None, args: Path | None, model: str | None, device: str | None, *, quiet: bool
 ) -> Explanation:
     """Explain a message, settings, or both."""
-    from tightfit.report.progress import Terminal
-
     settings = ScriptArgs.read(args) if args else ScriptArgs() if model else None
     settings = replace(settings, model=model) if settings and model else settings
-    with Terminal(quiet=quiet).status("Simulating"):
+    with command_terminal(quiet=quiet).status("Simulating"):
         return explain(_message(message), settings, device)
 
 

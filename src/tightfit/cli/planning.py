@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.api import plan
+from tightfit.cli.startup import command_terminal
 from tightfit.device import Budget, find_gpu
 from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.job import Job, load_yaml
 from tightfit.planning.export import plan_for_export, write_script
 from tightfit.planning.plan import Plan
 from tightfit.planning.plan_file import PlanHeader, changes, parse_header, write_plan
-from tightfit.report.progress import Terminal
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Request:
 def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | None, quiet: bool) -> Plan:
     """Make a plan and write it to the requested files; a plan that does not fit is returned but not written."""
     _check_names(out, export)
-    terminal, budget = Terminal(quiet=quiet), Budget.of(request.budget, request.device)
+    terminal, budget = command_terminal(quiet=quiet), Budget.of(request.budget, request.device)
     if budget.warning:
         terminal.log(budget.warning)
     make = partial(plan_for_export, plan) if export else plan

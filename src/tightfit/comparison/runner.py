@@ -12,20 +12,19 @@ from tightfit.comparison.comparison import (
     FILE,
     Comparison,
     ComparisonRow,
-    Measurement,
-    RowPrediction,
     load_comparison,
 )
+from tightfit.comparison.measure import measure, predict_recipes
 from tightfit.device import Device, find_device
-from tightfit.errors import BadInput, OutputError, RunFailed
+from tightfit.errors import BadInput, OutputError, TightfitError, first_line
 from tightfit.job import Job
-from tightfit.processes import run_worker
-from tightfit.runs.record import versions
+from tightfit.optional_imports import slim_process
+from tightfit.processes import Worker
+from tightfit.runs.record import Run, versions
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, parse_bytes
 
 _TRAINING = "training"
-_WORKER = "tightfit.cli.worker"
 
 
 class Progress(Protocol):
@@ -48,10 +47,14 @@ class Listener(Protocol):
     ) -> AbstractContextManager[Progress]: ...
 
 
+Train = Callable[..., Run]
+
+
 def run_comparison(
     job: Job,
     recipes: list[Recipe],
     *,
+    train: Train,
     steps: int | None,
     seeds: int,
     budget: str | None,
@@ -59,7 +62,10 @@ def run_comparison(
     out: Path,
     terminal: Listener,
 ) -> Comparison:
-    """Measure what is missing, all recipes once per seed in turn, so that noise of the machine affects them alike."""
+    """Measure what is missing, all recipes once per seed in turn, so that noise of the machine affects them alike.
+
+    `train` is `tightfit.train`, called in fresh processes.
+    """
     _check_counts(steps, seeds)
     where = find_device(device)
     comparison = _comparison(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
@@ -69,7 +75,7 @@ def run_comparison(
     with terminal.comparison(comparison, recipes, seeds) as progress:
         for seed in range(job.seed, job.seed + seeds):
             for recipe in recipes:
-                _measure_row(comparison, recipe, seed, device, out, progress)
+                _measure_row(train, comparison, recipe, seed, device, out, progress)
     return comparison
 
 
@@ -108,18 +114,20 @@ def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, 
     rows = [row for recipe in recipes if (row := comparison.row(recipe)) and row.predicted is None]
     if not rows:
         return
-    task = {"job": comparison.job.model_dump(), "recipes": [row.recipe for row in rows], "device": device}
-    with terminal.status(f"Simulating {len(rows)} recipes"):
-        result = run_worker(_WORKER, task)
-    if result.found is None:
-        raise (BadInput if result.exit_code == BadInput.exit_code else RunFailed)(result.message)
-    for row, found in zip(rows, result.found, strict=True):
-        row.predicted = RowPrediction(**found["predicted"]) if "predicted" in found else None
-        row.failed = found.get("failed")
+    with terminal.status(f"Simulating {len(rows)} recipes"), Worker(slim_process) as worker:
+        found = worker.call(predict_recipes, comparison.job, [row.recipe for row in rows], device)
+    for row, (predicted, reason) in zip(rows, found, strict=True):
+        row.predicted, row.failed = predicted, reason
 
 
 def _measure_row(
-    comparison: Comparison, recipe: Recipe, seed: int, device: str | None, out: Path, progress: Progress
+    train: Train,
+    comparison: Comparison,
+    recipe: Recipe,
+    seed: int,
+    device: str | None,
+    out: Path,
+    progress: Progress,
 ) -> None:
     row = comparison.row(recipe)
     assert row is not None
@@ -127,7 +135,7 @@ def _measure_row(
         return
     progress.begin(row)
     if _is_runnable(row, comparison.device):
-        _measure(comparison, row, seed, device, out, progress.on_tick)
+        _measure(train, comparison, row, seed, device, out, progress.on_tick)
         comparison.save(out)
     progress.end(row)
 
@@ -142,6 +150,7 @@ def _is_runnable(row: ComparisonRow, device: str) -> bool:
 
 
 def _measure(
+    train: Train,
     comparison: Comparison,
     row: ComparisonRow,
     seed: int,
@@ -153,11 +162,12 @@ def _measure(
     shutil.rmtree(folder, ignore_errors=True)  # left by a killed training
     changes: dict[str, Any] = {"seed": seed} | ({"max_steps": comparison.steps} if comparison.steps else {})
     job = comparison.job.model_copy(update=changes)
-    task = {"job": job.model_dump(), "specs": row.recipe, "device": device, "folder": str(folder)}
+    task = train, job, row.recipe, device, folder, comparison.steps is None
     try:
-        result = run_worker(_WORKER, task | {"full": comparison.steps is None}, on_tick)
+        with Worker(slim_process) as worker:
+            row.measurements.append(worker.call(measure, *task, on_tick=on_tick))
+        row.failed = None
+    except Exception as error:  # the comparison continues, also if the process was killed
+        row.failed = str(error) if isinstance(error, TightfitError) else f"{type(error).__name__}: {first_line(error)}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    row.failed = result.message or None
-    if result.found is not None:
-        row.measurements.append(Measurement(**result.found))

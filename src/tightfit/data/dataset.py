@@ -6,7 +6,10 @@ forked process meanwhile. Without fork or a second core, the data is read when i
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,26 +86,33 @@ def _rows_note(rows: Rows, split: Split, labels: Labels) -> str:
 # Prefetch
 
 
-_pending: dict[Job, Prefetch[DataStats]] = {}
+_prefetched: ContextVar[tuple[Job, Prefetch[DataStats]] | None] = ContextVar("prefetched", default=None)
+"""The job whose statistics are being prefetched in this thread."""
 
 
-def start_prefetch(job: Job) -> None:
-    """Start reading in a forked process, unless torch is imported: the fork stays small and copies no locks."""
+@contextlib.contextmanager
+def prefetching(job: Job) -> Iterator[None]:
+    """Start reading in a forked process, unless torch is imported: the fork stays small and copies no locks.
+
+    Inside, `prefetched_stats` waits for the result; if nothing does, it is dropped.
+    """
+    job = job.resolve_paths()
     if "torch" in sys.modules or usable_cpus() < 2 or not Path(job.data).is_file():
+        yield
         return
-    _pending[job] = Prefetch(_read_stats_without_torch, job)
+    prefetch = Prefetch(_read_stats_without_torch, job)
+    token = _prefetched.set((job, prefetch))
+    try:
+        yield
+    finally:
+        _prefetched.reset(token)
+        prefetch.cancel()
 
 
 def prefetched_stats(job: Job) -> DataStats:
     """The prefetched statistics; read here if nothing was prefetched or that failed, so that errors are raised here."""
-    prefetch = _pending.pop(job, None)
-    return (prefetch.result() if prefetch else None) or read_stats(job)
-
-
-def cancel_prefetch(job: Job) -> None:
-    """Forget a prefetch that was not collected."""
-    if prefetch := _pending.pop(job, None):
-        prefetch.cancel()
+    known, prefetch = _prefetched.get() or (None, None)
+    return (prefetch.result() if prefetch is not None and known == job else None) or read_stats(job)
 
 
 def _read_stats_without_torch(job: Job) -> DataStats:

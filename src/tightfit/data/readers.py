@@ -7,13 +7,15 @@ import csv
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tightfit.errors import DataError
 from tightfit.optional_imports import ARROW, allow_imports
+from tightfit.processes import SharedSetting
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _CHUNK_BYTES = 1 << 20
@@ -21,8 +23,6 @@ _SAMPLED_ROWS = 100
 
 Row = tuple[int, dict[str, Any]]
 """The line number, and the cells by column."""
-
-csv.field_size_limit(sys.maxsize)  # the default of 131,072 characters is too small for some texts
 
 
 # Encodings
@@ -155,7 +155,7 @@ def _is_quoted(path: Path, encoding: str) -> bool:
 
 def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterator[tuple[int, list[str]]]:
     """Every non-blank record with the line it starts on."""
-    with path.open(encoding=encoding, newline="") as file:
+    with path.open(encoding=encoding, newline="") as file, _field_limit.changed():
         reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)  # type: ignore[arg-type]
         while True:
             line = reader.line_num + 1
@@ -169,6 +169,14 @@ def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterato
                 ) from None
             if any(value.strip() for value in values):
                 yield line, values
+
+
+def _accept_long_fields() -> Callable[[], object]:
+    """The limit of 131,072 characters is too small for some texts."""
+    return partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize))
+
+
+_field_limit = SharedSetting(_accept_long_fields)
 
 
 def _json_lines(table: Table) -> Iterator[Row]:

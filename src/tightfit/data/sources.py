@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from tightfit.data.readers import Row, Table, detect_encoding, is_table, support
 from tightfit.errors import DataError, closest_name, first_line
 from tightfit.files import digest_of
 from tightfit.optional_imports import ARROW, allow_imports
+from tightfit.processes import SharedSetting
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")
@@ -123,7 +124,8 @@ def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
         allow_imports(*ARROW)
         from datasets import load_from_disk
 
-        return _arrow(str(folder), load_from_disk(str(folder)))
+        with _progress_bars.changed():
+            return _arrow(str(folder), load_from_disk(str(folder)))
     files = sorted(path for path in folder.iterdir() if path.is_file() and is_table(path))
     files = [path for path in files if path.suffix.lower() != ".txt"] or files  # a readme.txt is not data
     if files:
@@ -159,7 +161,8 @@ def _hub(name: str) -> tuple[Source, Source | None]:
     from datasets import load_dataset
 
     try:
-        return _arrow(name, load_dataset(name))
+        with _progress_bars.changed():
+            return _arrow(name, load_dataset(name))
     except DataError:
         raise
     except Exception as error:  # the hub client raises dozens of types
@@ -167,6 +170,19 @@ def _hub(name: str) -> tuple[Source, Source | None]:
         raise DataError(
             f"'{name}' is neither a local file nor a dataset on the hub ({reason}): check the path or the name."
         ) from error
+
+
+def _hide_progress_bars() -> Callable[[], None]:
+    """The progress bars of datasets would break ours."""
+    from datasets import utils
+
+    if utils.are_progress_bars_disabled():
+        return lambda: None
+    utils.disable_progress_bars()
+    return utils.enable_progress_bars
+
+
+_progress_bars = SharedSetting(_hide_progress_bars)
 
 
 def _arrow(name: str, content: Any) -> tuple[Source, Source | None]:

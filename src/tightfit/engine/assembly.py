@@ -46,7 +46,10 @@ class StepSettings:
 def assemble(
     source: ModelSource, settings: StepSettings, recipe: Recipe, device: Device, *, layers: int | None = None
 ) -> Parts:
-    """Build the model and apply the recipe's strategies; with `layers` the model has only that many layers."""
+    """Build the model and apply the recipe's strategies; with `layers` the model has only that many layers.
+
+    The new head gets random weights: seed the generators before, unless the tensors are fake.
+    """
     strategies, loading = recipe.in_order_of_application, Loading()
     for strategy in strategies:
         loading = strategy.load(loading)

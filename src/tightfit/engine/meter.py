@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -132,11 +134,10 @@ class SampledProbe:
         import psutil
 
         self._process = psutil.Process()
-        self._every = every
         self._peak = self.now()
         self._lock = threading.Lock()
-        self._done = threading.Event()
-        threading.Thread(target=self._sample, daemon=True, name="tightfit-meter").start()
+        arguments = weakref.ref(self), every
+        threading.Thread(target=_sample_while_used, args=arguments, daemon=True, name="tightfit-meter").start()
 
     def now(self) -> int:
         return int(self._process.memory_info().rss)
@@ -146,14 +147,18 @@ class SampledProbe:
             peak, self._peak = max(self._peak, self.now()), self.now()
         return peak
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._done.set()
+    def sample(self) -> None:
+        """Called by the thread."""
+        with self._lock:
+            self._peak = max(self._peak, self.now())
 
-    def _sample(self) -> None:
-        while not self._done.wait(self._every):
-            with self._lock:
-                self._peak = max(self._peak, self.now())
+
+def _sample_while_used(reference: weakref.ref[SampledProbe], every: float) -> None:
+    """The thread ends with the probe."""
+    while (probe := reference()) is not None:
+        probe.sample()
+        del probe
+        time.sleep(every)
 
 
 class CudaProbe:

@@ -83,15 +83,12 @@ class JobModel:
         import_model_code(find_task(self.job.task).head(), self._config)
 
     def build(self, loading: Loading, layers: int | None = None) -> PreTrainedModel:
-        from transformers import set_seed
-
         task = find_task(self.job.task)
         config = load_config(self.job.model, **task.config_changes(self.labels))
         config.get_text_config().pad_token_id = self.tokenizer.pad_token_id  # decoders find a row's last token by it
         config.get_text_config().use_cache = False  # the key-value cache is for generation
         if layers is not None:
             truncate_layers(config, layers)
-        set_seed(self.job.seed)  # the new head gets the same weights with every recipe
         return load_model(task.head(), self.job.model, config, random_weights=self.job.random_weights, loading=loading)
 
     def without_weights(self) -> JobModel:

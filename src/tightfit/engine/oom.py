@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from tightfit.errors import Interrupted, OutOfMemory, RunFailed, first_line, is_out_of_memory
-from tightfit.system import tune_malloc
+from tightfit.system import trim_malloc
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +44,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
     elif torch.backends.mps.is_available():
         torch.mps.empty_cache()
-    tune_malloc()
+    trim_malloc()
 
 
 def release_memory_on_error(function: Callable[P, T]) -> Callable[P, T]:

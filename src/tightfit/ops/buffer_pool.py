@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -54,9 +55,8 @@ class BufferPool:
 
     def activate(self) -> None:
         """Allocate from this pool from now on, in this backward pass only: if it fails, nothing calls release()."""
-        global _active
         self._backward = _current_backward()
-        _active = self if self._needed else None
+        _this_thread.active = self if self._needed else None
 
     @property
     def in_this_backward(self) -> bool:
@@ -74,19 +74,25 @@ class BufferPool:
 
     def release(self) -> None:
         """Stop allocating from this pool; each block is freed with its last tensor."""
-        global _active
         self._blocks.clear()
-        _active = None
+        _this_thread.active = None
 
 
-_active: BufferPool | None = None
+class _Thread(threading.local):
+    """The pool of each thread: a backward pass on a CPU runs in the thread that called it."""
+
+    active: BufferPool | None = None
+
+
+_this_thread = _Thread()
 
 
 def pooled_or_none(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
     """An uninitialized tensor from the active pool; None if there is none or the tensor is small."""
-    if _active is None or not _active.in_this_backward or math.prod(shape) * like.element_size() < MIN_BYTES:
+    pool = _this_thread.active
+    if pool is None or not pool.in_this_backward or math.prod(shape) * like.element_size() < MIN_BYTES:
         return None
-    return _active.empty(shape, like)
+    return pool.empty(shape, like)
 
 
 def pooled_empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
@@ -97,8 +103,8 @@ def pooled_empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 def release_active() -> None:
     """Release the pool that a failed pass left active."""
-    if _active is not None:
-        _active.release()
+    if _this_thread.active is not None:
+        _this_thread.active.release()
 
 
 def _current_backward() -> int:

@@ -18,7 +18,7 @@ from tightfit.data.batches import Chunk, RowLimits, partition_by_tokens
 from tightfit.errors import RecipeError
 from tightfit.ops.buffer_pool import BufferPool
 from tightfit.ops.deferred_norm import DeferredNorm, NormNotLast, PendingNorm, find_last_norm
-from tightfit.ops.fake import is_fake
+from tightfit.ops.fake import context, is_fake
 from tightfit.ops.grad_accumulation import AccumulatingLinear, accumulate_in_place
 
 
@@ -57,9 +57,12 @@ class _ChunkPlan:
 
 
 def _lengths(mask: torch.Tensor | None) -> list[int] | None:
-    """The lengths of right-padded rows, else None; a simulation attaches them to its fake mask."""
-    if mask is None or is_fake(mask):
-        return getattr(mask, "lengths", None)
+    """The lengths of right-padded rows, else None."""
+    if mask is None:
+        return None
+    if is_fake(mask):
+        lengths = context().row_lengths
+        return list(lengths) if lengths is not None else None
     if mask.dim() != 2 or not bool((mask[:, 0] != 0).all()):
         return None
     return [int(n) for n in mask.sum(dim=1).tolist()]

@@ -8,7 +8,8 @@ operation stands for, so that op counts are those of real training.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,16 +19,38 @@ T = TypeVar("T")
 
 @dataclass
 class TraceContext:
-    """How the operations that run now are counted."""
+    """How a simulation counts the operations that run now."""
 
     times: float = 1.0
     kind: str | None = None
     """The op kind to count them as; None for the operation's own."""
     on_host: bool = False
     """Whether new tensors are in host memory, not on the GPU."""
+    row_lengths: Sequence[int] | None = None
+    """Tokens of each row of the batch, which its attention mask would tell if it had data; None if unknown."""
 
 
-context = TraceContext()
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.context = TraceContext()
+
+
+_this_thread = _Thread()
+
+
+def context() -> TraceContext:
+    """The context of the simulation in this thread."""
+    return _this_thread.context
+
+
+@contextlib.contextmanager
+def new_context() -> Iterator[None]:
+    """Each simulation has its own: a loop of one that failed ends only when the garbage collector finds it."""
+    before, _this_thread.context = _this_thread.context, TraceContext()
+    try:
+        yield
+    finally:
+        _this_thread.context = before
 
 
 def is_fake(tensor: object) -> bool:
@@ -40,22 +63,35 @@ def is_fake(tensor: object) -> bool:
 @contextlib.contextmanager
 def counts_as(times: float = 1.0, kind: str | None = None) -> Iterator[None]:
     """Count the operations inside `times` times, or as work of another kind."""
-    before = context.times, context.kind
-    context.times, context.kind = context.times * times, kind or context.kind
+    now = context()
+    before = now.times, now.kind
+    now.times, now.kind = now.times * times, kind or now.kind
     try:
         yield
     finally:
-        context.times, context.kind = before
+        now.times, now.kind = before
 
 
 @contextlib.contextmanager
 def on_host() -> Iterator[None]:
     """Count tensors created inside as host memory, not as GPU memory."""
-    before, context.on_host = context.on_host, True
+    now = context()
+    before, now.on_host = now.on_host, True
     try:
         yield
     finally:
-        context.on_host = before
+        now.on_host = before
+
+
+@contextlib.contextmanager
+def row_lengths(lengths: Sequence[int] | None) -> Iterator[None]:
+    """Inside, the rows of fake batches have these lengths."""
+    now = context()
+    before, now.row_lengths = now.row_lengths, lengths
+    try:
+        yield
+    finally:
+        now.row_lengths = before
 
 
 def representative(tiles: Iterable[T], times: float, like: object) -> Iterator[T]:

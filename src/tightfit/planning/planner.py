@@ -139,8 +139,16 @@ class Planner:
 
     @classmethod
     def of(cls, job: Job, device: Device) -> Planner:
-        """The planner for a job, cached while the data file is unchanged."""
-        return _planner(job, device, modified_times(job))
+        """The planner for a job, cached while the data file is unchanged, with the rates that are valid now."""
+        planner = _planner(job, device, modified_times(job))
+        planner._use(step_time_on(device))
+        return planner
+
+    def _use(self, step_time: StepTime) -> None:
+        """Keep the traces, and estimate times again if the rates are others: a busy machine's expire."""
+        if step_time != self.step_time:
+            self.step_time = step_time
+            self.__dict__.pop("candidates", None)
 
     def plan(self, budget: Budget, constraints: Constraints) -> Plan:
         """The fastest recipe that fits with the least effect on the result; raises DoesNotFit with the closest plan.
@@ -303,6 +311,5 @@ def _severity(candidate: CandidateEstimate) -> int:
 @lru_cache(maxsize=4)
 def _planner(job: Job, device: Device, stamp: tuple[int, ...]) -> Planner:
     known = Simulation.of(job, device)
-    simulation = Simulation(known.setup, known.lengths, assume_padding=True)
-    simulation.process_bytes()  # before calibration, which imports packages that training does not need
-    return Planner(simulation, step_time_on(device))
+    overhead = known.process_bytes()  # before calibration, which imports packages that training does not need
+    return Planner(Simulation(known.setup, known.lengths, True, overhead), step_time_on(device))

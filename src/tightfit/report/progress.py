@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +24,6 @@ class Terminal:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-        _silence_libraries()
 
     def log(self, line: str) -> None:
         """Print one line."""
@@ -50,19 +47,6 @@ class Terminal:
     def comparison(self, comparison: Comparison, recipes: list[Recipe], seeds: int) -> ComparisonProgress:
         """The progress bar of a comparison."""
         return ComparisonProgress(self.console, comparison, recipes, seeds)
-
-
-def _silence_libraries() -> None:
-    """Turn off the progress bars and reports of the libraries, which would break ours."""
-    from transformers.utils import logging
-
-    datasets = sys.modules.get("datasets")
-    if datasets is not None:
-        datasets.disable_progress_bars()
-    else:  # importing it takes a second, and few commands need it
-        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 class Progress(TrainerCallback):

@@ -1,6 +1,6 @@
 """Allocator models: the memory that a device's allocator holds while blocks are allocated and freed.
 
-On a CPU, large blocks are mmapped pages that are returned when freed (see `tune_malloc` in system.py), and small ones
+On a CPU, large blocks are mmapped pages that are returned when freed (see `tuned_malloc` in system.py), and small ones
 live in the heap. GPU memory goes through torch's caching allocator, which reserves segments and keeps them.
 """
 

@@ -22,10 +22,10 @@ step, and again when a module is called after a backward pass.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -36,6 +36,7 @@ from tightfit.engine.meter import OTHER
 from tightfit.errors import BadInput, ModelError, first_line
 from tightfit.simulation.estimate import Estimate, phases_of
 from tightfit.simulation.kernels import scratch_on
+from tightfit.simulation.patches import replaced
 from tightfit.simulation.process_size import process_bytes
 from tightfit.simulation.scaling import constant_sizes
 from tightfit.simulation.simulate import alloc_workspaces, fake_tensors, tag_gradients, tag_state
@@ -81,8 +82,11 @@ def _call(function: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _recording_phases(tracer: Tracer, weights: weakref.WeakValueDictionary[int, torch.nn.Parameter]) -> Iterator[None]:
-    """Record phases by hooks in torch: parameter registration, module calls, backward and optimizer steps."""
-    register = torch.nn.Module.register_parameter
+    """Record phases by hooks in torch: parameter registration, module calls, backward and optimizer steps.
+
+    Hooks of torch are called in every thread, also in one that trains meanwhile.
+    """
+    register, thread = torch.nn.Module.register_parameter, threading.get_ident()
 
     def register_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         register(module, name, parameter)
@@ -95,21 +99,26 @@ def _recording_phases(tracer: Tracer, weights: weakref.WeakValueDictionary[int, 
         with tracer.trace.phase("backward"):
             _torch_backward(loss, *args, **kwargs)
 
+    def on_step(*_: Any) -> None:
+        if threading.get_ident() == thread:
+            tracer.trace.start_phase("step")
+
     def on_step_end(optimizer: torch.optim.Optimizer, *rest: Any) -> None:
-        tag_state(optimizer, tracer)
-        tracer.trace.start_phase(OTHER)
+        if threading.get_ident() == thread:
+            tag_state(optimizer, tracer)
+            tracer.trace.start_phase(OTHER)
 
     def on_module_call(*_: Any) -> None:
-        if tracer.trace.phases[-1][1] == OTHER:  # gradient accumulation: the next forward pass starts
-            tracer.trace.start_phase("forward")
+        if threading.get_ident() == thread and tracer.trace.phases[-1][1] == OTHER:
+            tracer.trace.start_phase("forward")  # gradient accumulation: the next forward pass starts
 
     entered = register_module_forward_pre_hook(on_module_call)
-    before = hooks.register_optimizer_step_pre_hook(lambda *_: tracer.trace.start_phase("step"))
+    before = hooks.register_optimizer_step_pre_hook(on_step)
     after = hooks.register_optimizer_step_post_hook(on_step_end)
     try:
         with (
-            mock.patch.object(torch.nn.Module, "register_parameter", register_parameter),
-            mock.patch.object(torch.Tensor, "backward", backward),
+            replaced(torch.nn.Module, "register_parameter", register_parameter),
+            replaced(torch.Tensor, "backward", backward),
         ):
             yield
     finally:

@@ -15,7 +15,7 @@ from tightfit.optional_imports import is_slim
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import tune_malloc
+from tightfit.system import trim_malloc, tuned_malloc
 from tightfit.units import format_bytes
 
 
@@ -23,9 +23,10 @@ def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
     """The measured size of the process on a CPU; the size of the CUDA context on a GPU."""
     if device.kind != "cpu":
         return device.context_bytes
-    warm_up(loads_weights)
-    tune_malloc()
-    return resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
+    with tuned_malloc():
+        warm_up(loads_weights)
+        trim_malloc()
+        return resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
 
 
 def process_size_note(device: Device, overhead: int) -> tuple[str, ...]:
@@ -51,8 +52,7 @@ def warm_up(loads_weights: bool) -> None:
     if loads_weights:  # loading into a meta-device model imports torch's symbolic shapes: 34 MB
         import torch.fx.experimental.symbolic_shapes
 
-    tune_malloc()
-    with torch.random.fork_rng([]), _collecting_garbage():
+    with tuned_malloc(), torch.random.fork_rng([]), _collecting_garbage():
         for specs in ([], ["tiled-attention", "chunked-layers:size=2", "adafactor"]):
             _run_small_step(specs)
 

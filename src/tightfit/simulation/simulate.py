@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 
-from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move, no_init_weights
+from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move
 from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import OTHER
 from tightfit.engine.step import run_micro_batches
-from tightfit.ops.fake import on_host
+from tightfit.ops.buffer_pool import release_active
+from tightfit.ops.fake import new_context, on_host, row_lengths
+from tightfit.processes import process_lock
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.simulation.op_counts import OpCounts
+from tightfit.simulation.patches import replaced, uninitialized_weights
 from tightfit.simulation.timeline import PASS_END, PASS_START, STATE_ALLOCATED, STEPS_END
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from tightfit.data.batches import Batch
 
 
-with contextlib.suppress(ImportError):  # the command line may block peft, see cli/startup.py
+with contextlib.suppress(ImportError):  # the command line may block peft, see optional_imports.py
     # transformers imports peft when it builds a model, and peft imports bitsandbytes where installed, which allocates
     # tensors that are never freed: they would be part of the first trace.
     import peft  # noqa: F401
@@ -79,7 +81,7 @@ def trace_training(
     """Build the training run and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
     trace = Trace()
     tracer = Tracer(trace, scratch_on(device))
-    mode = fake_tensors(device) if fake else contextlib.nullcontext()
+    mode = fake_tensors(device) if fake else torch.random.fork_rng([])
     with mode, tracer, tracer.owners.tracking():
         trace.start_phase("load")
         # The model is built in host memory and moved to the GPU as a whole.
@@ -123,11 +125,13 @@ def _fake_mode() -> FakeTensorMode:
 
 @contextlib.contextmanager
 def fake_tensors(device: Device) -> Iterator[None]:
-    """Tensors made inside take no memory, and torch's functions allocate as on the device."""
-    # Fake weights need no initial values, and initializing them may read data (ModernBERT's does).
-    patched_to = mock.patch.object(torch.nn.Module, "to", _to_unless_noop)
-    with _fake_mode(), no_init_weights(), kernels_of(device), patched_to:
-        yield
+    """Tensors made inside take no memory, and torch's functions allocate as on the device; in this thread only."""
+    patched_to = replaced(torch.nn.Module, "to", _to_unless_noop)
+    with process_lock.held(), new_context(), _fake_mode(), uninitialized_weights(), kernels_of(device), patched_to:
+        try:
+            yield
+        finally:
+            release_active()  # a backward pass that failed has not released its buffer pool
 
 
 _module_to = torch.nn.Module.to
@@ -246,9 +250,8 @@ def _fake_micro_batches(batches: _FakeBatches, shapes: BatchShapes, tracer: Trac
         with tracer.trace.section("micro-batch", rows, length):
             tracer.trace.start_phase(OTHER)
             batch = batches.step(rows, length)
-            if shapes.lengths is not None and shapes.padded:
-                batch["attention_mask"].lengths = list(shapes.lengths)
-            yield 1.0 / len(shapes.micro_batches), batch
+            with row_lengths(shapes.lengths):
+                yield 1.0 / len(shapes.micro_batches), batch
             tracer.trace.start_phase(OTHER)
 
 

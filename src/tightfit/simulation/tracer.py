@@ -57,7 +57,7 @@ class OwnerTracker:
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
-        """Hook every module call, also calls that are interrupted, as in gradient checkpointing."""
+        """Hook every module call in this thread, also those that are interrupted, as in gradient checkpointing."""
         hooks = (
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -93,18 +93,21 @@ class OwnerTracker:
         return self._named[index] if index >= 0 and number < _ACCUMULATE_GRAD else None
 
     def _enter(self, module: torch.nn.Module, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         name = self._names.get(id(module))
         self._entered.append(self._entered[-1] if name is None and self._entered else name or "")
         self._start_owner(self._entered[-1])
 
     def _leave(self, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         self._entered.pop()
         self._start_owner(self._entered[-1] if self._entered else None)
 
     def _start_owner(self, name: str | None) -> None:
-        if threading.get_ident() == self._thread:  # sequence numbers are per thread
-            self._numbers.append(next_sequence_number())
-            self._named.append(name)
+        self._numbers.append(next_sequence_number())
+        self._named.append(name)
 
 
 def wildcard_layer(name: str) -> str:
@@ -215,7 +218,7 @@ class Tracer(_Mode):
             block = self._alive[key] = self.trace.alloc(size)
             block.owner = self.owners.current()
             block.shape = tensor.shape if tensor.nbytes == size else None
-            block.kind = MemoryKind.HOST if fake.context.on_host else None
+            block.kind = MemoryKind.HOST if fake.context().on_host else None
             weakref.finalize(storage, self._freed, key)
         return block
 

@@ -36,8 +36,13 @@ class AdamW8Bit(OptimizerStrategy):
     @classmethod
     def import_requirements(cls) -> None:
         """Import bitsandbytes without its warning that kernels for 4-bit weights are missing, which are not used."""
-        logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-        super().import_requirements()
+        logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+        before = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            super().import_requirements()
+        finally:
+            logger.setLevel(before)
 
     def apply(self, parts: Parts) -> Parts:
         if not self.is_available():

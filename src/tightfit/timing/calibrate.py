@@ -10,7 +10,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 
 from tightfit.files import atomic_write
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
-from tightfit.system import tune_malloc
+from tightfit.system import tuned_malloc
 from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, time_runs
 from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, best_of, fit_matmul, optimizers
 from tightfit.timing.step_time import Rates
@@ -87,14 +86,37 @@ class Layer:
         return min(time_runs(self.step, 2))
 
 
-@cache
 def cpu_rates() -> Rates:
     """The rates of this CPU, from the cache file if it was written on the same machine, torch and tightfit."""
     cached = _load_cache()
     if cached is not None:
         return cached
-    load = CpuShare()
-    rates = calibrate() if is_idle() else None
+    load, idle = CpuShare(), is_idle()
+    if (known := _measured_here.valid(idle)) is not None:
+        return known
+    _measured_here.rates, _measured_here.created_at = _measure(idle, load), time.time()
+    return _measured_here.rates
+
+
+@dataclass
+class _Measured:
+    """The rates that this process has measured: a busy machine's, or those that the cache file could not hold."""
+
+    rates: Rates | None = None
+    created_at: float = 0.0
+
+    def valid(self, idle: bool) -> Rates | None:
+        """The rates, if they are as valid as the cache file's, and not a busy machine's on one that is idle now."""
+        if self.rates is None or not _is_valid(self.rates, self.created_at):
+            return None
+        return None if idle and self.rates.warning == _BUSY else self.rates
+
+
+_measured_here = _Measured()
+
+
+def _measure(idle: bool, load: CpuShare) -> Rates:
+    rates = calibrate() if idle else None
     if rates is None:
         return replace(calibrate_on_one_core(), warning=_BUSY)
     if (share := load.others) > _MAX_SHARE:
@@ -117,8 +139,7 @@ def calibrate() -> Rates | None:
     Each trial times all op kinds: the machine's speed changes within seconds, which would otherwise make one kind slow
     and the next one fast.
     """
-    tune_malloc()
-    with torch.random.fork_rng([]):
+    with tuned_malloc(), torch.random.fork_rng([]):
         layers = [Layer.of(*shape) for shape in SHAPES]
         idle = (found for found in (_trial(layers) for _ in range(_MAX_TRIALS)) if found is not None)
         trials = list(itertools.islice(idle, _MIN_TRIALS))
@@ -169,10 +190,14 @@ def _load_cache() -> Rates | None:
     try:
         cached = json.loads(_cache_file().read_text("utf-8"))
         rates = Rates(**cached["rates"])
-        valid = rates.warning is None or 0 <= time.time() - cached["created_at"] < _CACHE_TTL
-        return rates if valid and cached["machine"] == _machine() else None
+        return rates if _is_valid(rates, cached["created_at"]) and cached["machine"] == _machine() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _is_valid(rates: Rates, created_at: float) -> bool:
+    """Rates with a warning expire."""
+    return rates.warning is None or 0 <= time.time() - created_at < _CACHE_TTL
 
 
 def _save_cache(rates: Rates) -> None:

@@ -46,6 +46,7 @@ def limit_memory(device: Device, log: Callable[[str], None], budget: int | None 
 def _cap_cuda(device: Device, budget: int | None) -> Iterator[None]:
     import torch
 
+    before = torch.cuda.get_per_process_memory_fraction(device.name)
     if budget is not None and device.total_bytes:
         share = (
             max(0, budget - device.context_bytes) / device.total_bytes
@@ -54,7 +55,7 @@ def _cap_cuda(device: Device, budget: int | None) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device.name)
+        torch.cuda.set_per_process_memory_fraction(before, device.name)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,13 @@
-"""Random number generator state: saved before a step and restored when the step is repeated."""
+"""Random number generator state: saved before a step and restored when the step is repeated, and after a run."""
 
 from __future__ import annotations
 
+import contextlib
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    pass
 
 
 class RngState:
@@ -17,7 +15,8 @@ class RngState:
 
     def __init__(self) -> None:
         self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        # Reading it would initialize CUDA, after which this process cannot fork any more.
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def restore(self) -> None:
         """Set all generators back to the snapshot."""
@@ -26,3 +25,13 @@ class RngState:
         torch.set_rng_state(self._torch)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+
+
+@contextlib.contextmanager
+def preserved_rng() -> Iterator[None]:
+    """Afterwards all generators are as before."""
+    state = RngState()
+    try:
+        yield
+    finally:
+        state.restore()

@@ -25,20 +25,23 @@ from tightfit.engine.oom import drop_frames, free_memory, release_memory_on_erro
 from tightfit.errors import BadInput, DoesNotFit, OutOfMemory, PreflightFailed, RecipeError, TightfitError, suggest
 from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
+from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.select import Selector
+from tightfit.processes import process_lock
 from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, step_of
 from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
 from tightfit.runs.resume import check_same_rows, check_steps_left, finished_run, recipe_for_resume
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import tune_malloc
+from tightfit.system import trim_malloc, tuned_malloc
 from tightfit.tasks import find_task
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
 from tightfit.training.memory_limit import limit_memory
 from tightfit.training.preflight import find_worst_batch
 from tightfit.training.recovery import run_in_chunks
+from tightfit.training.rng_state import preserved_rng
 from tightfit.training.run_record import make_run, measured_values, write_header
 from tightfit.training.setup import (
     SAVE_TOTAL_LIMIT,
@@ -71,7 +74,15 @@ class Listener(Protocol):
     def progress(self, meter: Meter) -> AbstractContextManager[Any]: ...
 
 
+@contextlib.contextmanager
+def _alone_in_this_process() -> Iterator[None]:
+    """One training at a time. What it changes for the whole process is undone afterwards."""
+    with process_lock.held(), quiet_transformers(), tuned_malloc(), preserved_rng():
+        yield
+
+
 @release_memory_on_error
+@_alone_in_this_process()
 def run_job(
     job: Job,
     specs: list[str],
@@ -227,7 +238,7 @@ def _final_checks(options: RunOptions, setup: TrainingSetup) -> None:
 
 
 def _start_meter(device: Device) -> Meter:
-    tune_malloc()
+    trim_malloc()
     return meter_for(device)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainingArguments, set_seed
 
 from tightfit.compat import FakeTensorMode, use_one_gpu
 from tightfit.data.batches import LengthBuckets, num_steps
@@ -115,6 +115,7 @@ def prepare(
         selection = selector.select(simulation_setup, lengths) if selector is not None else None
         recipe = selection.recipe if selection is not None else recipe
         prediction, prediction_notes = _predict_memory(recipe, simulation_setup, lengths)
+    set_seed(job.seed)  # the new head gets the same weights with every recipe
     parts = assemble(simulation_setup.model, simulation_setup.settings, recipe, device)
     if parts.batching.max_length < job.max_length:
         train = encode(data.split.train, tokenizer, parts.batching.max_length, data.labels)

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import torch
 
 from tightfit.compat import flash_attention_for_cpu, has_avx512_bf16
+from tightfit.simulation.patches import replaced
 
 MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 # fp32 tensors of a parameter's size that bitsandbytes allocates: the moments, the gradient, the variance and its root.
@@ -21,7 +21,7 @@ _torch_attention = torch.nn.functional.scaled_dot_product_attention
 @contextlib.contextmanager
 def kernels() -> Iterator[None]:
     """Use fused attention, where torch would choose the math kernel for fake tensors."""
-    with mock.patch.object(torch.nn.functional, "scaled_dot_product_attention", _attention):
+    with replaced(torch.nn.functional, "scaled_dot_product_attention", _attention):
         yield
 
 

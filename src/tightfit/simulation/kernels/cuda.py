@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import Any
-from unittest import mock
 
 import torch
 
 from tightfit.compat import efficient_attention, flash_attention
 from tightfit.device import Device
 from tightfit.simulation.kernels.cpu import MATMULS, additive_mask
+from tightfit.simulation.patches import replaced
 
 _functions = torch.nn.functional
 _torch_attention = _functions.scaled_dot_product_attention
@@ -31,11 +31,11 @@ def kernels(device: Device) -> Iterator[None]:
     fp32_ops = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss", "mse_loss")
     with contextlib.ExitStack() as patches:
         for name in fp32_ops:
-            patches.enter_context(mock.patch.object(_functions, name, _in_fp32(getattr(_functions, name))))
-        patches.enter_context(mock.patch.object(torch, "softmax", _in_fp32(torch.softmax)))
-        patches.enter_context(mock.patch.object(_functions, "dropout", _dropout))
+            patches.enter_context(replaced(_functions, name, _in_fp32(getattr(_functions, name))))
+        patches.enter_context(replaced(torch, "softmax", _in_fp32(torch.softmax)))
+        patches.enter_context(replaced(_functions, "dropout", _dropout))
         attention = partial(_attention, device.capability >= _FLASH_CAPABILITY)
-        patches.enter_context(mock.patch.object(_functions, "scaled_dot_product_attention", attention))
+        patches.enter_context(replaced(_functions, "scaled_dot_product_attention", attention))
         yield
 
 
