@@ -14,10 +14,10 @@ import numpy as np
 from quality import ROOT, SHARED
 from tightfit import Job
 from tightfit.data.batches import LengthBuckets, batch_indices
-from tightfit.data.dataset import read_data
-from tightfit.data.tokens import token_lengths
+from tightfit.engine.dataset import read_data
 from tightfit.models import load_tokenizer
 from tightfit.strategies.length_bucketing import LengthBucketing
+from tightfit.tasks import find_task
 
 RECORD = ROOT / "records" / "padding.json"
 MODEL = "chinese-macbert-large"
@@ -27,8 +27,10 @@ MAX_LENGTHS, MICRO_BATCH = (128, 512), 8
 def main() -> None:
     shared = Path(SHARED)
     job = Job(model=str(shared / "models" / MODEL), data=str(shared / "data" / "ChnSentiCorp_htl_all.csv"))
-    rows, tokenizer = read_data(job).split.train, load_tokenizer(job.model)
-    runs = [measure(job, limit, token_lengths(rows, tokenizer, limit)) for limit in MAX_LENGTHS]
+    data, tokenizer, task = read_data(job), load_tokenizer(job.model), find_task(job.task)
+    rows = data.split.train
+    lengths = {limit: task.token_lengths(rows, tokenizer, limit, data.labels) for limit in MAX_LENGTHS}
+    runs = [measure(job, limit, lengths[limit]) for limit in MAX_LENGTHS]
     record = {"data": Path(job.data).name, "rows": len(rows), "batch": job.batch_size, "runs": runs}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(json.dumps(record, indent=1))

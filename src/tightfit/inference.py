@@ -3,54 +3,53 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from tightfit.data.batches import RowLimits
-from tightfit.data.labels import Labels, unknown_label_notes
-from tightfit.data.row_file import RowFile, store_rows
-from tightfit.data.rows import Rows, clean, load_rows
+from tightfit.data.batches import IGNORED, RowLimits
+from tightfit.data.columns import Columns
+from tightfit.data.labels import Labels
+from tightfit.data.row_file import RowFile
+from tightfit.data.rows import Rows, load_rows
 from tightfit.data.sources import Source, find_sources
 from tightfit.data.split import held_out_rows
-from tightfit.data.tokens import Tokens, encode
+from tightfit.data.tokens import Tokens
 from tightfit.device import Device, find_device
 from tightfit.engine.oom import release_memory_on_error
+from tightfit.engine.step import label_counts
 from tightfit.errors import DataError, ModelError, OutputError
 from tightfit.files import atomic_file
 from tightfit.models import load_config, load_model, load_tokenizer
 from tightfit.runs.record import Run, load_run
 from tightfit.tasks import find_task
+from tightfit.tasks.base import LOSS, ModelInputs, Prediction, Task
 from tightfit.training.memory_limit import limit_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from tightfit.data.batches import Batch
+    from tightfit.tasks.base import Collator
 
     Array = np.ndarray[Any, Any]
 
 
+T = TypeVar("T")
 BATCH_SIZE = 32
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A predicted label and the model's confidence in it (0 to 1)."""
-
-    label: str
-    confidence: float
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Metrics of a run's model on rows it was not trained on."""
 
+    task: str
     metrics: dict[str, float]
     rows: int
     notes: tuple[str, ...] = ()
@@ -60,21 +59,25 @@ class Evaluation:
 def predict(
     folder: str | Path, texts: str | Sequence[str | tuple[str, str]], device: str | None = None
 ) -> list[Prediction]:
-    """Predict the labels of texts (or pairs of texts) with a trained model, in the given order."""
+    """Predict with a trained model for texts (or pairs of texts), in the given order."""
     texts = [texts] if isinstance(texts, str) else texts
     if not texts:
         raise DataError("No text was given: give at least one.")
-    where = find_device(device)
-    model, tokenizer, limit = _load(load_run(folder), where)
-    pairs = [text if isinstance(text, tuple) else (text, "") for text in texts]
-    names = ("text", "text_pair") if any(second for _, second in pairs) else ("text",)
-    rows = ({name: clean(text)[0] for name, text in zip(names, pair, strict=False)} for pair in pairs)
+    run = load_run(folder)
+    rows = find_task(run.job.task).rows_of([text if isinstance(text, tuple) else (text,) for text in texts])
+    return _predict_rows(run, rows, device)
+
+
+def _predict_rows(run: Run, rows: RowFile, device: str | None) -> list[Prediction]:
+    where, task = find_device(device), find_task(run.job.task)
+    model, tokenizer = _load(run, where)
+    tokens = task.tokenize(rows, tokenizer, run.max_length, None)
+    outputs: list[Any] = [None] * len(tokens)
     with limit_memory(where, _silent):
-        logits = _logits(model, encode(store_rows(rows, dict.fromkeys(names, str)), tokenizer, limit), tokenizer)
-    probs = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probs /= probs.sum(axis=1, keepdims=True)
-    labels = model.config.id2label
-    return [Prediction(labels[int(row.argmax())], float(row.max())) for row in probs]
+        for numbers, chunks in _run_batches(partial(task.infer, model), model, tokens, task.collator(tokenizer)):
+            for number, output in zip(numbers, itertools.chain(*chunks), strict=True):
+                outputs[number] = output
+    return list(task.decode(outputs, ModelInputs(rows, tokens.dataset, tokenizer, Labels(run.data.labels))))
 
 
 @release_memory_on_error
@@ -87,142 +90,167 @@ def evaluate(
     label: str | None = None,
 ) -> Evaluation:
     """Evaluate a trained model on its held-out rows, or on the rows of a file that it was not trained on."""
+    run = load_run(folder)
+    where, task, labels = find_device(device), find_task(run.job.task), Labels(run.data.labels)
+    rows, held_out, notes = _rows_to_evaluate(run, data, Columns.of(text, label))
+    known, unknown_notes = task.known_rows(rows.name, held_out, labels)
+    if not len(known):
+        raise DataError(f"{rows.name} has no row left to evaluate on: give a file with new rows.")
+    model, tokenizer = _load(run, where)
+    tokens = task.tokenize(known, tokenizer, run.max_length, labels)
+    with limit_memory(where, _silent):
+        batches = _run_batches(partial(_score, task, model), model, tokens, task.collator(tokenizer))
+        scores = [score for _, chunks in batches for score in chunks]
+    return Evaluation(task.name, _metrics(task, scores, labels), len(known), (*notes, *unknown_notes))
+
+
+@dataclass(frozen=True)
+class _Score:
+    """Some rows of an evaluation."""
+
+    loss: float
+    """The sum over their labels."""
+    labels: int
+    logits: Array | None
+    truth: Array
+
+
+def _score(task: Task, model: PreTrainedModel, batch: Batch) -> _Score:
+    outputs, truth = model(**batch), batch["labels"]
+    labels = sum(label_counts(model, truth))
+    logits = task.keep_logits(outputs.logits, truth).cpu().numpy() if task.metrics else None
+    return _Score(float(outputs.loss) * labels if labels else 0.0, labels, logits, truth.cpu().numpy())
+
+
+def _metrics(task: Task, scores: list[_Score], labels: Labels) -> dict[str, float]:
+    """The task's metrics, and the mean loss as in training."""
     from transformers import EvalPrediction
 
-    run = load_run(folder)
-    rows, held_out, notes = _rows_to_evaluate(run, data, text, label)
-    where = find_device(device)
-    model, tokenizer, limit = _load(run, where)
-    labels = Labels(run.data.labels)
-    known = [i for i, label in enumerate(held_out["label"]) if label in labels.ids]
-    notes = (*notes, *unknown_label_notes(rows.name, held_out, labels))
-    if not known:
-        raise DataError(f"{rows.name} has no row left to evaluate on: give a file with new rows and known labels.")
-    tokens = encode(held_out.select(known), tokenizer, limit, labels)
-    with limit_memory(where, _silent):
-        logits, truth = _logits(model, tokens, tokenizer), np.array(tokens.dataset["labels"])
-    scores = find_task(run.job.task).metrics(EvalPrediction(predictions=logits, label_ids=truth))
-    metrics = {f"eval_{name}": value for name, value in scores.items()}
-    return Evaluation({**metrics, "eval_loss": _loss(logits, truth)}, len(known), notes)
+    found = {}
+    if task.metrics:
+        logits = _join([score.logits for score in scores if score.logits is not None])
+        found = task.compute_metrics(EvalPrediction(logits, _join([score.truth for score in scores])), labels)
+    loss = sum(score.loss for score in scores) / sum(score.labels for score in scores)
+    return {**{f"eval_{name}": value for name, value in found.items()}, LOSS.key: loss}
 
 
-def _rows_to_evaluate(
-    run: Run, data: str | None, text: str | None, label: str | None
-) -> tuple[Rows, RowFile, tuple[str, ...]]:
+def _join(parts: list[Array]) -> Array:
+    """The rows of all parts; where they differ in length, padded with the label that is ignored, as Trainer does."""
+    if parts[0].ndim == 1:
+        return np.concatenate(parts)
+    length = max(part.shape[1] for part in parts)
+    rest = [(0, 0)] * (parts[0].ndim - 2)
+    padded = [np.pad(p, [(0, 0), (0, length - p.shape[1]), *rest], constant_values=IGNORED) for p in parts]
+    return np.concatenate(padded)
+
+
+def _rows_to_evaluate(run: Run, data: str | None, given: Columns) -> tuple[Rows, RowFile, tuple[str, ...]]:
     """All rows, those that were not trained on, and notes about them."""
     job = run.job
-    rows, validation = load_rows_for(run, data or job.validation or job.data, text, label)
+    rows, validation = load_rows_for(run, data or job.validation or job.data, given)
     if data is None and job.validation is None and validation is not None:
         rows = validation
     held_out, note = held_out_rows(Path(run.folder), rows)
     return rows, held_out, (*rows.notes, *note)
 
 
-def load_rows_for(
-    run: Run, data: str, text: str | None = None, label: str | None = None, *, need_label: bool = True
-) -> tuple[Rows, Rows | None]:
+def load_rows_for(run: Run, data: str, given: Columns, *, need_label: bool = True) -> tuple[Rows, Rows | None]:
     """Rows of a file: from the given columns, else from the run's columns, else found by name."""
-    numbered = all(column.isdigit() for column in run.data.text_columns)
+    trained = Columns(run.data.text_columns, run.data.label_columns)
+    numbered = all(column.isdigit() for column in trained.text)
     available = set(find_sources(data, header=not numbered)[0].columns())
-    trained = run.data.text_columns if set(run.data.text_columns) <= available else None
-    label = label or (run.data.label_column if run.data.label_column in available else None)
-    columns = tuple(name.strip() for name in text.split(",")) if text else trained
-    return load_rows(data, columns, label if need_label else None, need_label=need_label)
+    text = given.text or _if_all_in(available, trained.text)
+    label = given.label or _if_all_in(available, trained.label)
+    columns = Columns(text, label if need_label else ())
+    return load_rows(data, find_task(run.job.task), columns, need_label=need_label)
 
 
-def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
+def _if_all_in(available: set[str], columns: tuple[str, ...]) -> tuple[str, ...]:
+    return columns if set(columns) <= available else ()
+
+
+def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = Path(run.folder)
     if not (folder / "config.json").is_file():
         raise ModelError(f"'{folder}' holds no trained model: its run did not finish. Continue it with train --resume.")
     head = find_task(run.job.task).head()
     model = load_model(head, str(folder), load_config(str(folder)), random_weights=False)
-    return model.to(device.name).eval(), load_tokenizer(str(folder)), run.max_length
+    return model.to(device.name).eval(), load_tokenizer(str(folder))
 
 
-def _logits(model: PreTrainedModel, tokens: Tokens, tokenizer: PreTrainedTokenizerBase) -> Array:
-    """Logits in row order; rows are processed from longest to shortest to reduce padding."""
+def _run_batches(
+    run: Callable[[Batch], T], model: PreTrainedModel, tokens: Tokens, collate: Collator
+) -> Iterator[tuple[list[int], list[T]]]:
+    """The rows of each batch and what `run` returns for its chunks; the longest rows first, for less padding."""
     import torch
-    from transformers import DataCollatorWithPadding
 
     from tightfit.training.recovery import run_in_chunks
 
-    collate = DataCollatorWithPadding(tokenizer)
     order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
-    out = np.empty((len(tokens), model.config.num_labels), dtype=np.float32)
-    inputs = tokens.dataset.drop("labels")
     limits = RowLimits(BATCH_SIZE)
 
-    def forward(batch: Batch) -> Array:
-        on_device = {name: value.to(model.device) for name, value in batch.items()}
-        return model(**on_device).logits.float().cpu().numpy()
+    def on_device(batch: Batch) -> T:
+        return run({name: value.to(model.device) for name, value in batch.items()})
 
     with torch.inference_mode():
         for start in range(0, len(order), BATCH_SIZE):
             rows = order[start : start + BATCH_SIZE]
-            batch = dict(collate(inputs.__getitems__(rows)))
-            out[rows] = np.concatenate(run_in_chunks(forward, batch, limits, _silent))
-    return out
+            yield rows, run_in_chunks(on_device, dict(collate(tokens.dataset.__getitems__(rows))), limits, _silent)
 
 
 def _silent(line: str) -> None:
     """Drop log lines: smaller batches after an out-of-memory do not change predictions."""
 
 
-def _loss(logits: Array, truth: Array) -> float:
-    """The mean cross-entropy, as in training."""
-    import torch
-
-    return float(torch.nn.functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(truth)))
-
-
 @dataclass(frozen=True)
-class LabelledFile:
+class PredictedFile:
     """Number of predicted rows, and notes about the data."""
 
     rows: int
     notes: tuple[str, ...]
 
 
-def label_file(
-    run: str | Path, data: str, out: Path, device: str | None = None, text: str | None = None
-) -> LabelledFile:
-    """Write a copy of a data file with two more columns: the predicted label and its confidence."""
+@release_memory_on_error
+def predict_file(
+    folder: str | Path, data: str, out: Path, device: str | None = None, text: str | None = None
+) -> PredictedFile:
+    """Write a copy of a data file with more columns: the prediction for each row."""
     _check_output(out)
-    rows, _ = load_rows_for(load_run(run), data, text, need_label=False)
-    dataset = rows.dataset
-    pairs = dataset["text_pair"] if "text_pair" in dataset.column_names else [""] * len(dataset)
-    predictions = predict(run, list(zip(dataset["text"], pairs, strict=True)), device)
-    table = _PredictedTable(rows.source, dict(zip(dataset["row"], predictions, strict=True)))
+    run = load_run(folder)
+    rows, _ = load_rows_for(run, data, Columns.of(text, None), need_label=False)
+    predictions = _predict_rows(run, rows.dataset, device)
+    table = _PredictedTable(rows.source, dict(zip(rows.dataset["row"], predictions, strict=True)))
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as tmp:
         _WRITERS[out.suffix.lower()](tmp, table)
-    return LabelledFile(len(predictions), rows.notes)
+    return PredictedFile(len(predictions), rows.notes)
 
 
 @dataclass(frozen=True)
 class _PredictedTable:
-    """A data source with the predictions as two more columns; rows without text get empty ones."""
+    """A data source with the predictions as more columns; rows that cannot be read get empty ones."""
 
     source: Source
     predictions: dict[int, Prediction]
 
     def columns(self) -> list[str]:
         """All columns of the source, then the new ones."""
-        return list({name: None for _, row in self.source.rows() for name in row}) + list(self._new_columns())
+        return list({name: None for _, row in self.source.rows() for name in row}) + list(self._new_columns().values())
 
     def rows(self) -> Iterator[dict[str, Any]]:
         names = self._new_columns()
         for number, (_, row) in enumerate(self.source.rows()):
             prediction = self.predictions.get(number)
-            values = (prediction.label, round(prediction.confidence, 4)) if prediction else ("", "")
-            yield {**row, **dict(zip(names, values, strict=True))}
+            values = prediction.columns() if prediction else dict.fromkeys(names, "")
+            yield {**row, **{names[name]: value for name, value in values.items()}}
 
-    def _new_columns(self) -> tuple[str, str]:
-        """Names for the new columns that the source does not have yet."""
+    def _new_columns(self) -> dict[str, str]:
+        """The columns of a prediction, and names for them that the source does not have yet."""
         own, suffix = set(self.source.columns()), ""
-        while f"prediction{suffix}" in own or f"confidence{suffix}" in own:
+        names = next(iter(self.predictions.values())).columns()
+        while any(f"{name}{suffix}" in own for name in names):
             suffix = f"_{int(suffix[1:] or 1) + 1}"
-        return f"prediction{suffix}", f"confidence{suffix}"
+        return {name: f"{name}{suffix}" for name in names}
 
 
 _ENCODE_ERRORS = "replace"  # lone surrogates become question marks, as when the data is read

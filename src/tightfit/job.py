@@ -22,7 +22,7 @@ class Job(BaseModel):
     data: str
     """A CSV, TSV, JSON, JSONL or Parquet file, a folder of them, or a hub dataset."""
     validation: str | None = None
-    """A validation file; without it 10 % of the data is held out, stratified by label."""
+    """A validation file; without it 10 % of the data is held out, stratified by class if there are classes."""
     task: str = "text-classification"
     """The task to train for."""
     text: str | None = None
@@ -74,11 +74,6 @@ class Job(BaseModel):
     def clip_batch_size(self, rows: int) -> Job:
         """The same job with a batch size of at most `rows`, the number of training rows."""
         return self.model_copy(update={"batch_size": min(self.batch_size, rows)})
-
-    @property
-    def text_columns(self) -> tuple[str, ...] | None:
-        """The text column, or both columns of a pair; None if they are to be found by name."""
-        return tuple(name.strip() for name in self.text.split(",")) if self.text else None
 
 
 def setting_names() -> list[str]:

@@ -229,7 +229,7 @@ def test_an_exported_script_calls_tightfit_for_unusual_data(
     made: Any = SimpleNamespace(job=job, recipe=Recipe())
     assert unexportable_reason(made) == reason
     if reason is None:
-        assert columns_of(job) == Columns(("content",), "sentiment")
+        assert columns_of(job) == Columns(("content",), ("sentiment",))
 
 
 @pytest.mark.parametrize("spec", ["freeze:pattern=*.attention.*", "freeze:embeddings=true"])

@@ -4,53 +4,70 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.data.columns import Columns, find_columns
+from tightfit.data.columns import ColumnNames, Columns, find_columns
 from tightfit.errors import DataError
+
+NAMES = ColumnNames(text=(("premise", "hypothesis"), ("text",), ("review",)), label=("label", "stars"))
 
 
 @pytest.mark.parametrize(
-    ("names", "text", "label"),
+    ("columns", "expected"),
     [
-        (["label", "review"], ("review",), "label"),
-        (["id", "Text", "Label"], ("Text",), "Label"),
-        (["content", "category", "url"], ("content",), "category"),
-        (["idx", "sentence1", "sentence2", "label"], ("sentence1", "sentence2"), "label"),
-        (["premise", "hypothesis", "label"], ("premise", "hypothesis"), "label"),
-        (["stars", "review"], ("review",), "stars"),
-        (["what they said", "label"], ("what they said",), "label"),
-        (["评论", "标签"], ("评论",), "标签"),
+        (["label", "review"], Columns(("review",), ("label",))),
+        (["id", "Text", "Label"], Columns(("Text",), ("Label",))),
+        (["premise", "hypothesis", "label", "text"], Columns(("premise", "hypothesis"), ("label",))),
+        (["kind", "review"], Columns(("review",), ("kind",))),
+        (["what they said", "label"], Columns(("what they said",), ("label",))),
     ],
 )
-def test_columns_are_found_by_name(names: list[str], text: tuple[str, ...], label: str) -> None:
-    assert find_columns("a.csv", names, None, None) == Columns(text, label)
+def test_columns_are_found_by_name_or_as_the_only_one_left(columns: list[str], expected: Columns) -> None:
+    assert find_columns("a.csv", columns, NAMES) == expected
 
 
 def test_given_columns_take_precedence() -> None:
-    assert find_columns("a.csv", ["text", "title", "label"], ("title",), "label").text == ("title",)
+    given = Columns.of("title", "kind")
+    assert find_columns("a.csv", ["text", "title", "label", "kind"], NAMES, given) == Columns(("title",), ("kind",))
+    assert find_columns("a.csv", ["text", "title", "label"], NAMES, Columns.of("title, text", None)) == Columns(
+        ("title", "text"), ("label",)
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "label", "message"),
     [
         (None, "lable", "did you mean 'label'"),
-        (("revew",), None, "did you mean 'review'"),
-        (("label", "review", "id"), None, "one column, or two"),
+        ("revew", None, "did you mean 'review'"),
+        ("label,review,id", None, "one column, or two for text pairs, not 3"),
+        (None, "id,label", "--label takes one column, not 2"),
     ],
 )
-def test_unknown_columns_get_a_suggestion(text: tuple[str, ...] | None, label: str | None, message: str) -> None:
+def test_given_columns_are_checked(text: str | None, label: str | None, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        find_columns("a.csv", ["id", "label", "review"], text, label)
+        find_columns("a.csv", ["id", "label", "review"], NAMES, Columns.of(text, label))
+
+
+def test_a_task_may_need_no_label_or_several() -> None:
+    alone = ColumnNames(text=(("text",),))
+    assert find_columns("a.csv", ["text", "label"], alone) == Columns(("text",), ())
+    with pytest.raises(DataError, match="--text takes one column, not 2"):
+        find_columns("a.csv", ["text", "label"], alone, Columns.of("text,label", None))
+    several = ColumnNames(text=(("text",),), label=("label",), max_labels=9)
+    assert find_columns("a.csv", ["text", "a", "b"], several, Columns.of(None, "a,b")).label == ("a", "b")
+
+
+def test_labels_are_not_looked_for_where_they_are_not_needed() -> None:
+    assert find_columns("a.csv", ["text", "id"], NAMES, need_label=False) == Columns(("text",), ())
 
 
 def test_the_error_lists_the_columns() -> None:
     with pytest.raises(DataError, match="columns: a, b, c"):
-        find_columns("a.csv", ["a", "b", "c"], None, None)
+        find_columns("a.csv", ["a", "b", "c"], NAMES)
     with pytest.raises(DataError, match="No label column"):
-        find_columns("a.csv", ["text", "b", "c"], None, None)
+        find_columns("a.csv", ["text", "b", "c"], NAMES)
 
 
 def test_a_misspelt_column_is_suggested() -> None:
     with pytest.raises(DataError, match="name it with --label lable,"):
-        find_columns("a.csv", ["id", "lable", "text"], None, None)
+        find_columns("a.csv", ["id", "lable", "text"], NAMES)
     with pytest.raises(DataError, match="name it with --text revew,"):
-        find_columns("a.csv", ["id", "label", "revew"], None, None)
+        find_columns("a.csv", ["id", "label", "revew"], NAMES)

@@ -81,12 +81,13 @@ def test_the_data_loader_reads_whole_batches(tiny_model: Path) -> None:
     from torch.utils.data import DataLoader
     from transformers import DataCollatorWithPadding
 
-    from tightfit.data.tokens import encode
     from tightfit.models import load_tokenizer
+    from tightfit.tasks.text_classification import TextClassification
 
     tokenizer = load_tokenizer(str(tiny_model))
     texts = ["the room was clean", "loud", "very kind staff"]
-    tokens = encode(store_rows(({"text": text} for text in texts), {"text": str}), tokenizer, 5)
+    rows = store_rows(({"text": text} for text in texts), {"text": str})
+    tokens = TextClassification().tokenize(rows, tokenizer, 5, None)
     assert (tokens.lengths, tokens.truncated, tokens.truncated_tokens) == ([5, 3, 5], 1, 1)
     [batch] = DataLoader(tokens.longest_first().dataset, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))
     expected = tokenizer([texts[0], texts[2], texts[1]], truncation=True, max_length=5, padding=True)
@@ -154,14 +155,15 @@ import sys
 if {blocked}:
     sys.modules.update(dict.fromkeys(("datasets", "pandas", "pyarrow")))  # importing one fails
 
-from tightfit.data.dataset import read_data, read_stats
-from tightfit.data.tokens import encode
+from tightfit.engine.dataset import read_data, read_stats
 from tightfit.job import Job
 from tightfit.models import load_tokenizer
+from tightfit.tasks import find_task
 
 job = Job(model=sys.argv[1], data=sys.argv[2], batch_size=8, max_length=32, max_steps=2)
 stats, data = read_stats(job), read_data(job)
-assert encode(data.split.train, load_tokenizer(job.model), 32, data.labels).lengths == stats.train_lengths
+tokens = find_task(job.task).tokenize(data.split.train, load_tokenizer(job.model), 32, data.labels)
+assert tokens.lengths == stats.train_lengths
 if {blocked}:
     from tightfit import evaluate, predict, train
 

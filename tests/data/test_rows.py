@@ -1,4 +1,4 @@
-"""Clean rows and labels."""
+"""Clean rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from tightfit.data import row_file
-from tightfit.data.labels import find_labels
 from tightfit.data.rows import load_rows
-from tightfit.errors import DataError
+from tightfit.tasks.text_classification import TextClassification
 
 
 def test_empty_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,review\n1,good\n0,  \n1,\n,no label\n0,bad\n", "utf-8")
-    rows, _ = load_rows(str(tmp_path / "a.csv"))
+    rows, _ = load_rows(str(tmp_path / "a.csv"), TextClassification())
     assert list(rows.dataset["text"]) == ["good", "bad"]
     assert [note.split(": ")[1] for note in rows.notes] == [
         "2 rows without text dropped (lines 3, 4)",
@@ -38,7 +37,7 @@ def test_broken_rows_are_repaired_or_dropped_with_a_note(tmp_path: Path) -> None
         {"label": 0, "text": 12.5},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
-    found, _ = load_rows(str(tmp_path / "a.jsonl"))
+    found, _ = load_rows(str(tmp_path / "a.jsonl"), TextClassification())
     texts = list(found.dataset["text"])
     assert [text[:12] for text in texts] == ["good", "a b c\n\td", "half ?", "long long lo", "True", "12.5"]
     assert len(texts[3]) == 100_000
@@ -53,7 +52,7 @@ def test_broken_rows_are_repaired_or_dropped_with_a_note(tmp_path: Path) -> None
 
 def test_nan_is_not_a_text(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"label": 1, "text": "good"}\n{"label": 0, "text": NaN}\n', "utf-8")
-    rows, _ = load_rows(str(tmp_path / "a.jsonl"))
+    rows, _ = load_rows(str(tmp_path / "a.jsonl"), TextClassification())
     assert list(rows.dataset["text"]) == ["good"]
     assert "1 row without text dropped (line 2)" in rows.notes[0]
 
@@ -68,56 +67,12 @@ def test_a_full_disk_raises_an_error_while_rows_are_stored(tmp_path: Path, monke
     (tmp_path / "a.csv").write_text("label,review\n1,good\n0,bad\n", "utf-8")
     monkeypatch.setattr(row_file, "_anonymous_file", Full)
     with pytest.raises(OSError, match="No space left") as raised:
-        load_rows(str(tmp_path / "a.csv"))
+        load_rows(str(tmp_path / "a.csv"), TextClassification())
     assert raised.value.errno == errno.ENOSPC
 
 
 def test_only_the_first_lines_are_listed(tmp_path: Path) -> None:
     lines = "".join(f"{number % 2},{'' if number > 3 else 'text'}\n" for number in range(20))
     (tmp_path / "a.csv").write_text("label,review\n" + lines, "utf-8")
-    found, _ = load_rows(str(tmp_path / "a.csv"))
+    found, _ = load_rows(str(tmp_path / "a.csv"), TextClassification())
     assert found.notes[0].endswith("16 rows without text dropped (lines 6, 7, 8, 9, 10 and 11 more)")
-
-
-def test_label_types(tmp_path: Path) -> None:
-    rows = [
-        {"text": "a", "label": 1},
-        {"text": "b", "label": 1.0},
-        {"text": "c", "label": "1.0"},
-        {"text": "d", "label": float("nan")},
-        {"text": "e", "label": None},
-        {"text": "f", "label": 10},
-        {"text": "g", "label": 9},
-        {"text": "\ud83d half an emoji", "label": 9},
-        {"text": ["a", "list"], "label": 9},
-    ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    found, _ = load_rows(str(tmp_path / "a.jsonl"))
-    assert list(found.dataset["label"]) == ["1", "1", "1", "10", "9", "9"]
-    assert find_labels(found, will_be_split=False).names == ("1", "9", "10")
-
-
-def test_label_names_are_sorted_alphabetically(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("label,review\npos,good\nneg,bad\nneutral,so\n", "utf-8")
-    rows, _ = load_rows(str(tmp_path / "a.csv"))
-    assert find_labels(rows, will_be_split=False).ids == {"neg": 0, "neutral": 1, "pos": 2}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("label,review\n1,a\n1,b\n", "at least two labels"),
-        ("label,review\n1,a\n1,b\n0,c\n", "'0' appears only once, on line 4"),
-    ],
-)
-def test_too_few_labels_or_rows_per_label(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "a.csv").write_text(content, "utf-8")
-    rows, _ = load_rows(str(tmp_path / "a.csv"))
-    with pytest.raises(DataError, match=message):
-        find_labels(rows, will_be_split=True)
-
-
-def test_none_and_nan_as_text_are_labels(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("label,review\nnone,a\nnull,b\nNaN,c\n", "utf-8")
-    rows, _ = load_rows(str(tmp_path / "a.csv"))
-    assert list(rows.dataset["label"]) == ["none", "null", "NaN"]

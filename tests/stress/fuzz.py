@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tightfit.cli.planning import planned_recipe
-from tightfit.data.labels import find_labels
 from tightfit.data.rows import load_rows
 from tightfit.data.split import split_rows
 from tightfit.errors import TightfitError
 from tightfit.job import Job, read_job_file
 from tightfit.runs.record import load_run
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks.text_classification import TextClassification
 from tightfit.training.checkpoints import find_corruption, read_manifest
 
 _CSV = 'label,review\n1,clean quiet room\n0,"dirty, loud"\n1,"a ""quoted"" word"\n0,房间很脏\n1,好\n0,bad bed\n'
@@ -59,8 +59,9 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
 
 
 def _read_data(path: Path) -> None:
-    rows, _ = load_rows(str(path))
-    split_rows(rows, None, 0) if len(find_labels(rows, will_be_split=True).names) > 1 else None
+    rows, _ = load_rows(str(path), TextClassification())
+    TextClassification().find_labels(rows, will_be_split=True)
+    split_rows(rows, None, 0, TextClassification().strata(rows.dataset))
 
 
 def _read_job(path: Path) -> None:

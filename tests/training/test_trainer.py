@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from heads import make_batch
 from parts import LENGTH, ROWS, parts_of
 
 from tightfit import Job
+from tightfit.data.labels import Labels
 from tightfit.engine.meter import meter_for
 from tightfit.errors import LossNotFinite, OutOfMemory
 from tightfit.tasks.text_classification import TextClassification
@@ -43,7 +45,7 @@ def make_trainer(folder: Path, *specs: str, max_steps: int = 2, **kwargs: Any) -
         args=training_arguments(job, parts, folder, []),
         train_dataset=Rows(row for batch in batches for row in rows_of(batch)),
         eval_dataset=rows_of(make_batch(ROWS, longest=LENGTH, seed=3)),
-        compute_metrics=TextClassification().metrics,
+        compute_metrics=partial(TextClassification().compute_metrics, labels=Labels()),
         **kwargs,
     )
 

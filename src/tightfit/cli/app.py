@@ -188,7 +188,9 @@ def compare(
         typer.Option(help="Recipe instead of a preset: 'micro-batch:size=8 adafactor', or baseline. Repeatable."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps to train each recipe for.")] = 8,
-    full: Annotated[bool, typer.Option("--full", help="Train each recipe for all epochs, and report F1.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Train each recipe for all epochs, and report its score.")
+    ] = False,
     seeds: Annotated[int, typer.Option(help="Runs per recipe, each with a different seed.")] = 1,
     budget: Annotated[str | None, typer.Option(help="Memory limit to mark in the chart, such as 4GB.")] = None,
     device: Device = None,
@@ -196,7 +198,7 @@ def compare(
     lang: Lang = "en",
     as_json: AsJson = False,
 ) -> None:
-    """Measure recipes side by side: memory, time and F1. Each is trained on this machine, in its own process."""
+    """Measure recipes side by side: memory, time and quality. Each is trained on this machine, in its own process."""
     job, _ = _job_and_recipe(file, settings, None, "compare")
 
     from tightfit.api import compare as run_comparison
@@ -280,19 +282,21 @@ def predict(
     run: RunFolder,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(help="Texts to classify; two per pair if the model was trained on pairs.", metavar="TEXT"),
+        typer.Argument(help="Texts to predict for; two per pair if the model was trained on pairs.", metavar="TEXT"),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Data file with texts to classify.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data file with rows to predict for.")] = None,
     text: Annotated[str | None, setting("text")] = None,
     out: Annotated[Path | None, typer.Option(help="Output file for --data (.csv, .tsv, .jsonl).")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the labels of texts or of a data file. RUN is the folder of the trained model."""
+    """Predict for texts or for the rows of a data file. RUN is the folder of the trained model."""
     if bool(texts) == bool(data):
-        raise BadInput('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out labels.csv).')
+        raise BadInput(
+            'Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out predicted.csv).'
+        )
     if bool(data) != bool(out):
-        raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out labels.csv.")
+        raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out predicted.csv.")
 
     if data and out:
         predict_file(run, data, out, device, text, as_json)
@@ -337,6 +341,17 @@ def strategies(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def tasks(as_json: AsJson = False) -> None:
+    """List the tasks, their data and their metrics."""
+    from tightfit.report.terminal import show_tasks, task_rows
+
+    if as_json:
+        print_json({"tasks": [vars(row) for row in task_rows()]})
+    else:
+        show_tasks(stdout())
+
+
+@app.command()
 def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"), as_json: AsJson = False) -> None:
     """Train on bundled hotel reviews, offline, in about a minute."""
     from tightfit.api import train as run_training
@@ -372,7 +387,7 @@ def _job_and_recipe(
 @contextlib.contextmanager
 def _prefetch(job: Job) -> Iterator[None]:
     """Read the data in the background while torch is imported, with garbage collection paused."""
-    from tightfit.data.dataset import prefetching
+    from tightfit.engine.dataset import prefetching
 
     with prefetching(job), _gc_paused():
         yield
@@ -446,22 +461,22 @@ def print_json(content: dict[str, Any]) -> None:
 
 
 def predict_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
-    """Predict the labels of a file's rows and write them to `out`."""
-    from tightfit.inference import label_file
+    """Predict for the rows of a file and write a copy of it with the predictions to `out`."""
+    from tightfit.inference import predict_file as run_prediction
 
     terminal = command_terminal(quiet=as_json)
     with terminal.status("Predicting"):
-        labelled = label_file(run, data, out, device, text)
-    for note in labelled.notes:
+        predicted = run_prediction(run, data, out, device, text)
+    for note in predicted.notes:
         terminal.log(note)
     if as_json:
-        print_json({"rows": labelled.rows, "out": str(out), "notes": labelled.notes})
+        print_json({"rows": predicted.rows, "out": str(out), "notes": predicted.notes})
     else:
-        stdout().print(f"{labelled.rows:,} rows predicted: {out}", markup=False)
+        stdout().print(f"{predicted.rows:,} rows predicted: {out}", markup=False)
 
 
 def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
-    """Predict the labels of texts from the command line, two per pair if the model was trained on pairs."""
+    """Predict for texts from the command line, two per pair if the model was trained on pairs."""
     from tightfit.inference import predict as run_prediction
     from tightfit.report.terminal import show_predictions
 
@@ -473,9 +488,7 @@ def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool
         predictions = run_prediction(run, inputs, device)
     texts = [" + ".join(pair) for pair in inputs] if paired else texts
     if as_json:
-        rows = [
-            {"text": t, "label": p.label, "confidence": p.confidence} for t, p in zip(texts, predictions, strict=True)
-        ]
+        rows = [{"text": text, **made.to_json()} for text, made in zip(texts, predictions, strict=True)]
         print_json({"predictions": rows})
     else:
         show_predictions(texts, predictions, stdout())

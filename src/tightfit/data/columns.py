@@ -1,84 +1,109 @@
-"""Columns: which columns of a file hold the text and the label."""
+"""Columns: which columns of a file hold the text and the label; a task says by which names they are found."""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tightfit.errors import DataError, suggest
 
-_TEXT_NAMES = (
-    "text", "review", "sentence", "content", "comment", "document", "body", "message", "tweet", "title",
-    "review_text", "review_body", "text_a", "评论", "文本", "内容", "句子",
-)  # fmt: skip
 
+@dataclass(frozen=True)
+class ColumnNames:
+    """The usual names of a task's columns, in the order in which they are looked for."""
 
-_PAIR_NAMES = (
-    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
-    ("text1", "text2"), ("question", "passage"), ("question", "sentence"),
-)  # fmt: skip
+    text: tuple[tuple[str, ...], ...]
+    """Columns that are read together: pairs first, then single columns."""
+    label: tuple[str, ...] = ()
+    """Empty for a task that learns from the text alone."""
+    max_labels: int = 1
+    """The most label columns that a row may have."""
 
+    @property
+    def max_texts(self) -> int:
+        """The most text columns that a row may have."""
+        return max(len(group) for group in self.text)
 
-_LABEL_NAMES = (
-    "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
-)  # fmt: skip
+    @property
+    def single(self) -> tuple[str, ...]:
+        """The names of columns that hold the text on their own."""
+        return tuple(group[0] for group in self.text if len(group) == 1)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that training reads."""
+    """The columns that a task reads, or those that the user named."""
 
-    text: tuple[str, ...]
-    """One column, or two for text pairs."""
-    label: str | None
+    text: tuple[str, ...] = ()
+    """What the model is given: one column, or two for text pairs."""
+    label: tuple[str, ...] = ()
+    """What it learns to predict; empty if the rows are read without it."""
+
+    @classmethod
+    def of(cls, text: str | None, label: str | None) -> Columns:
+        """The columns named with --text and --label, where several are separated by commas."""
+        return cls(_split(text), _split(label))
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The text columns, then the label columns."""
+        return (*self.text, *self.label)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether they are named by number, as in a file without a header line."""
+        return bool(self.all) and all(name.isdigit() for name in self.all)
 
 
 def find_columns(
-    name: str, columns: list[str], text: tuple[str, ...] | None, label: str | None, *, need_label: bool = True
+    name: str, columns: list[str], names: ColumnNames, given: Columns | None = None, *, need_label: bool = True
 ) -> Columns:
-    """The given columns, or those with common names, or the only remaining column."""
-    for given in (*(text or ()), *([label] if label else [])):
-        if given not in columns:
-            raise DataError(f"{name} has no column '{given}': {suggest(given, columns)}")
-    if text is not None and not 1 <= len(text) <= 2:
-        raise DataError(f"--text takes one column, or two for text pairs, not {len(text)}.")
-    label = label or _first(columns, _LABEL_NAMES, taken=text or ())
-    text = text or _text_by_name(columns, label)
-    rest = [column for column in columns if column not in text and column != label]
+    """The given columns, or those with the usual names, or the only remaining column."""
+    given = given or Columns()
+    _check_given(name, columns, names, given)
+    need_label = need_label and bool(names.label)
+    label = given.label or _label_by_name(columns, names, given.text)
+    text = given.text or _text_by_name(columns, names, label)
+    rest = [column for column in columns if column not in (*text, *label)]
     if not text and len(rest) == 1:
         text = (rest.pop(),)
-    if label is None and len(rest) == 1 and need_label:
-        label = rest[0]
-    return Columns(_check_text(name, text, columns), _check_label(name, label, columns, need_label))
-
-
-def _first(columns: list[str], names: tuple[str, ...], taken: tuple[str, ...] = ()) -> str | None:
-    by_lower = {column.strip().lower(): column for column in columns if column not in taken}
-    return next((by_lower[name] for name in names if name in by_lower), None)
-
-
-def _text_by_name(columns: list[str], label: str | None) -> tuple[str, ...]:
-    by_lower = {column.strip().lower(): column for column in columns}
-    for first, second in _PAIR_NAMES:
-        if first in by_lower and second in by_lower:
-            return by_lower[first], by_lower[second]
-    found = _first(columns, _TEXT_NAMES, taken=(label,) if label else ())
-    return (found,) if found else ()
-
-
-def _check_text(name: str, text: tuple[str, ...], columns: list[str]) -> tuple[str, ...]:
+    if not label and len(rest) == 1 and need_label:
+        label = (rest[0],)
     if not text:
-        raise DataError(_not_found(name, "text", columns, _TEXT_NAMES))
-    return text
+        raise DataError(_not_found(name, "text", columns, names.single))
+    if not label and need_label:
+        raise DataError(_not_found(name, "label", columns, names.label))
+    return Columns(text, label)
 
 
-def _check_label(name: str, label: str | None, columns: list[str], need: bool) -> str | None:
-    if label is None and need:
-        raise DataError(_not_found(name, "label", columns, _LABEL_NAMES))
-    return label
+def _split(option: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in option.split(",")) if option else ()
 
 
-def _not_found(name: str, option: str, columns: list[str], common: tuple[str, ...]) -> str:
+def _check_given(name: str, columns: list[str], names: ColumnNames, given: Columns) -> None:
+    for column in given.all:
+        if column not in columns:
+            raise DataError(f"{name} has no column '{column}': {suggest(column, columns)}")
+    if len(given.text) > names.max_texts:
+        allowed = "one column, or two for text pairs" if names.max_texts == 2 else "one column"
+        raise DataError(f"--text takes {allowed}, not {len(given.text)}.")
+    if len(given.label) > names.max_labels:
+        raise DataError(f"--label takes one column, not {len(given.label)}.")
+
+
+def _label_by_name(columns: list[str], names: ColumnNames, taken: tuple[str, ...]) -> tuple[str, ...]:
+    by_lower = {column.strip().lower(): column for column in columns if column not in taken}
+    return next(((by_lower[name],) for name in names.label if name in by_lower), ())
+
+
+def _text_by_name(columns: list[str], names: ColumnNames, label: tuple[str, ...]) -> tuple[str, ...]:
+    by_lower = {column.strip().lower(): column for column in columns if column not in label}
+    found = (group for group in names.text if all(name in by_lower for name in group))
+    return tuple(by_lower[name] for name in next(found, ()))
+
+
+def _not_found(name: str, option: str, columns: list[str], common: Sequence[str]) -> str:
     near = next((c for c in columns if difflib.get_close_matches(c.lower(), common, n=1, cutoff=0.75)), None)
     hint = f"name it with --{option} {near}" if near else f"name it with --{option}"
     return (

@@ -82,23 +82,23 @@ class RowFile:
 
 
 def store_rows(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, type]) -> RowFile:
-    """Write rows to an anonymous file; a column holds strings (str), lists of integers (list) or integers (int)."""
+    """Write rows to an anonymous file; a column holds str, lists of integers (list), int or float."""
     file = _anonymous_file()
-    integers = {name: array("q") for name, kind in kinds.items() if kind is int}
-    in_file = {name: kind for name, kind in kinds.items() if kind is not int}
-    offsets = _write(file, rows, in_file, integers)
-    columns: dict[str, _Column] = {name: _IntColumn(np.array(values)) for name, values in integers.items()}
+    numbers = {name: array(_NUMBERS[kind]) for name, kind in kinds.items() if kind in _NUMBERS}
+    in_file = {name: kind for name, kind in kinds.items() if kind not in _NUMBERS}
+    offsets = _write(file, rows, in_file, numbers)
+    columns: dict[str, _Column] = {name: _NumberColumn(np.array(values)) for name, values in numbers.items()}
     columns |= _bytes_columns(file, offsets, in_file)
     return RowFile({name: columns[name] for name in kinds}, np.arange((len(offsets) - 1) // len(in_file)))
 
 
 def _write(
-    file: IO[bytes], rows: Iterable[Mapping[str, Any]], in_file: dict[str, type], integers: dict[str, array[int]]
+    file: IO[bytes], rows: Iterable[Mapping[str, Any]], in_file: dict[str, type], numbers: dict[str, array[Any]]
 ) -> IntArray:
-    """Append integers to their arrays and the other cells to the file; returns 0 and the end offset of each cell."""
+    """Append numbers to their arrays and the other cells to the file; returns 0 and the end offset of each cell."""
     offsets = array("q", [0])
     for row in rows:
-        for name, values in integers.items():
+        for name, values in numbers.items():
             values.append(row[name])
         cells = [_PACK[kind](row[name]) for name, kind in in_file.items()]
         write_all(file, b"".join(cells))
@@ -117,14 +117,18 @@ class _Column(Protocol):
     def read(self, rows: IntArray) -> list[Any]: ...
 
 
+_NUMBERS = {int: "q", float: "d"}
+
+
 @dataclass(frozen=True)
-class _IntColumn:
-    """One integer per row, in memory: an offset into a file would take as much."""
+class _NumberColumn:
+    """One number per row, in memory: an offset into a file would take as much."""
 
-    values: IntArray
+    values: np.ndarray[Any, Any]
 
-    def read(self, rows: IntArray) -> list[int]:
-        return self.values[rows].tolist()
+    def read(self, rows: IntArray) -> list[Any]:
+        cells: list[Any] = self.values[rows].tolist()
+        return cells
 
 
 @dataclass(frozen=True)

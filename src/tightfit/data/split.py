@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import Rows
-from tightfit.errors import BadInput
+from tightfit.errors import BadInput, DataError
 from tightfit.files import atomic_dir
 
 HELD_OUT = 0.1
@@ -31,28 +32,30 @@ class Split:
     notes: tuple[str, ...] = ()
 
 
-def split_rows(rows: Rows, validation: Rows | None, seed: int) -> Split:
-    """Use the given validation rows, or hold out a random tenth of each label."""
+def split_rows(rows: Rows, validation: Rows | None, seed: int, strata: Sequence[object] | None = None) -> Split:
+    """Use the given validation rows, or hold out a random tenth: of each stratum, if the task has one for each row."""
     if validation is not None:
         return _note_duplicates(Split(rows.dataset, validation.dataset, validation.digest))
-    held_out = _stratified_sample(np.array(rows.dataset["label"]), np.random.default_rng(seed))
+    if len(rows) < 2:
+        raise DataError(f"{rows.name}: one row cannot be split into training and validation rows: add rows.")
+    held_out = _stratified_sample(np.array([0] * len(rows) if strata is None else strata), np.random.default_rng(seed))
     train, test = (rows.dataset.select(np.flatnonzero(side)) for side in (~held_out, held_out))
     return _note_duplicates(Split(train, test, rows.digest))
 
 
 def _stratified_sample(
-    labels: np.ndarray[Any, Any], generator: np.random.Generator
+    strata: np.ndarray[Any, Any], generator: np.random.Generator
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """A mask of the held-out rows: a tenth in total, the same share of every label, at least one row of each."""
-    _, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    wanted = max(len(sizes), round(HELD_OUT * len(labels)))
-    shares = sizes * wanted / len(labels)
+    """A mask of the held-out rows: a tenth in total, the same share of every stratum, at least one row of each."""
+    _, stratum, sizes = np.unique(strata, return_inverse=True, return_counts=True)
+    wanted = max(len(sizes), round(HELD_OUT * len(strata)))
+    shares = sizes * wanted / len(strata)
     counts = shares.astype(int)
     counts[np.argsort(counts - shares, kind="stable")[: wanted - counts.sum()]] += 1  # largest remainders first
-    order = generator.permutation(len(labels))
-    held_out = np.zeros(len(labels), dtype=bool)
+    order = generator.permutation(len(strata))
+    held_out = np.zeros(len(strata), dtype=bool)
     for index, count in enumerate(np.clip(counts, 1, np.maximum(sizes - 1, 1))):
-        held_out[order[label[order] == index][:count]] = True
+        held_out[order[stratum[order] == index][:count]] = True
     return held_out
 
 
@@ -104,16 +107,15 @@ def held_out_rows(folder: Path, rows: Rows) -> tuple[RowFile, tuple[str, ...]]:
 
 
 def fingerprints(dataset: RowFile) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """A hash of the text and label of each row."""
+    """A hash of the cells of each row, wherever in the file it is."""
     found = array("Q")
-    for rows in dataset.batches():
-        pairs = rows.get("text_pair") or [""] * len(rows["text"])
-        found.extend(_fingerprint(*row) for row in zip(rows["text"], pairs, rows["label"], strict=True))
+    for rows in dataset.drop("line", "row").batches():
+        found.extend(_fingerprint(*cells) for cells in zip(*rows.values(), strict=True))
     return np.array(found, dtype=np.uint64)
 
 
-def _fingerprint(*cells: str) -> int:
-    digest = hashlib.blake2b("\0".join(cells).encode("utf-8"), digest_size=8).digest()
+def _fingerprint(*cells: object) -> int:
+    digest = hashlib.blake2b("\0".join(map(str, cells)).encode("utf-8"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -1,13 +1,12 @@
-"""Tokenization: rows as token ids, with the length of each and how much was truncated."""
+"""Tokenization: rows as token ids, in the way of a task, with the length of each and how much was truncated."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.errors import BadInput
 
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
 
 _META = ("length", "truncated", "truncated_tokens")
 _UNKNOWN = -1
+
+RowBatch = dict[str, list[Any]]
+"""Some rows, as columns."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,13 @@ class Tokens:
         return replace(self, dataset=self.dataset.select(order), lengths=[self.lengths[i] for i in order])
 
 
-def encode(
-    dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None = None
-) -> Tokens:
-    """Tokenize texts, and map labels to class ids if `labels` is given."""
-    _check_max_length(dataset, tokenizer, max_length)
-    rows = _encoded_rows(dataset, tokenizer, max_length, labels.ids if labels else None)
+def tokenize(dataset: RowFile, encode: Callable[[RowBatch], RowBatch], max_length: int) -> Tokens:
+    """Tokenize all rows, some at a time.
+
+    `encode` returns `input_ids` and whatever else the model takes, for as many rows as it makes of those it is given.
+    It may say in `truncated` which rows were longer than max_length, and in `truncated_tokens` by how much.
+    """
+    rows = _encoded_rows(dataset, encode, max_length)
     first = next(rows)  # tokenizers differ in the columns they return
     encoded = store_rows(itertools.chain([first], rows), {name: type(value) for name, value in first.items()})
     lengths, truncated, lost = (encoded[name] for name in _META)
@@ -51,24 +54,49 @@ def encode(
 
 
 def _encoded_rows(
-    dataset: RowFile, tokenizer: Any, max_length: int, ids: dict[str, int] | None
+    dataset: RowFile, encode: Callable[[RowBatch], RowBatch], max_length: int
 ) -> Iterator[dict[str, Any]]:
     for rows in dataset.batches():
-        encoded = _encode_batch(rows, tokenizer, max_length, ids)
+        encoded = _with_meta(encode(rows), max_length)
         yield from (dict(zip(encoded, cells, strict=True)) for cells in zip(*encoded.values(), strict=True))
 
 
-def token_lengths(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
-    """The number of tokens of each row after truncation, without storing the tokens."""
-    _check_max_length(dataset, tokenizer, max_length)
-    lengths: list[int] = []
-    for rows in dataset.batches():
-        texts = rows["text"], *([rows["text_pair"]] if "text_pair" in rows else [])
-        lengths += [min(length, max_length) for length in _full_lengths(texts, tokenizer)]
-    return lengths
+def _with_meta(encoded: RowBatch, max_length: int) -> RowBatch:
+    """Adds the lengths, and what `encode` did not say about truncation."""
+    lengths = [len(tokens) for tokens in encoded["input_ids"]]
+    truncated = [int(length >= max_length) for length in lengths]
+    return {"truncated": truncated, "truncated_tokens": [_UNKNOWN] * len(lengths), **encoded, "length": lengths}
 
 
-def _full_lengths(texts: tuple[list[str], ...], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+# Texts and pairs of texts, for the tasks that read them
+
+
+def encode_texts(rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int) -> RowBatch:
+    """The tokens of `text`, or of the pairs `text` and `text_pair`, truncated to max_length."""
+    texts = _texts(rows)
+    _check_max_length(texts, tokenizer, max_length)
+    encoded = tokenizer(*texts, truncation=True, max_length=max_length)
+    fast = getattr(encoded, "encodings", None)  # None with slow tokenizers
+    if not fast:
+        return dict(encoded)
+    truncated = {"truncated": [int(bool(encoding.overflowing)) for encoding in fast]}
+    # Pairs overflow in every combination of the two texts, so their truncated tokens cannot be counted.
+    lost = {"truncated_tokens": [_overflow(encoding) for encoding in fast]} if len(texts) == 1 else {}
+    return {**encoded, **truncated, **lost}
+
+
+def text_lengths(rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[int]:
+    """The number of tokens of each text or pair after truncation, without the tokens."""
+    texts = _texts(rows)
+    _check_max_length(texts, tokenizer, max_length)
+    return [min(length, max_length) for length in _full_lengths(texts, tokenizer)]
+
+
+def _texts(rows: RowBatch) -> list[list[str]]:
+    return [rows[name] for name in ("text", "text_pair") if name in rows]
+
+
+def _full_lengths(texts: list[list[str]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The lengths of texts or pairs before truncation; uses the Rust tokenizer directly if there is one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -79,29 +107,12 @@ def _full_lengths(texts: tuple[list[str], ...], tokenizer: PreTrainedTokenizerBa
     return [len(encoding.ids) for encoding in backend.encode_batch_fast(inputs)]
 
 
-def _check_max_length(dataset: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
-    special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.column_names)
+def _check_max_length(texts: list[list[str]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> None:
+    special = tokenizer.num_special_tokens_to_add(pair=len(texts) == 2)
     if max_length <= special:
         raise BadInput(
             f"max-length {max_length} leaves no tokens for the text after {special} special tokens: increase it."
         )
-
-
-def _encode_batch(
-    rows: dict[str, list[Any]], tokenizer: Any, max_length: int, ids: dict[str, int] | None
-) -> dict[str, list[Any]]:
-    pairs = [rows["text_pair"]] if "text_pair" in rows else []
-    encoded = tokenizer(rows["text"], *pairs, truncation=True, max_length=max_length)
-    fast = getattr(encoded, "encodings", None)  # None with slow tokenizers
-    out = dict(encoded)
-    lengths = [len(tokens) for tokens in encoded["input_ids"]]
-    out["length"] = lengths
-    out["truncated"] = [int(bool(e.overflowing)) for e in fast] if fast else [int(n >= max_length) for n in lengths]
-    # Pairs overflow in every combination of the two texts, so their truncated tokens cannot be counted.
-    out["truncated_tokens"] = [_overflow(e) for e in fast] if fast and not pairs else [_UNKNOWN for _ in lengths]
-    if ids is not None:
-        out["labels"] = [ids[label] for label in rows["label"]]
-    return out
 
 
 def _overflow(encoding: Any) -> int:

@@ -63,6 +63,7 @@ def assemble(
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
+        peft_type=source.peft_type,
     )
     for strategy in strategies:
         parts = strategy.apply(parts)

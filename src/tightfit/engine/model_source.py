@@ -33,6 +33,10 @@ class ModelSource(Protocol):
         """Whether building it reads weights from files."""
 
     @property
+    def peft_type(self) -> str | None:
+        """peft's name for its task; None if unknown."""
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes of host memory that its weights take before it is built."""
 
@@ -72,6 +76,10 @@ class JobModel:
         return not self.job.random_weights
 
     @property
+    def peft_type(self) -> str | None:
+        return find_task(self.job.task).peft_type
+
+    @property
     def depth(self) -> int | None:
         return num_layers(self._config)
 
@@ -105,6 +113,7 @@ class GivenModel:
 
     model: PreTrainedModel
     loads_weights = False
+    peft_type = None
     depth = None
     layer_period = 1
 

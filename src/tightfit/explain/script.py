@@ -215,6 +215,4 @@ def _estimate(settings: ScriptArgs, device: Device) -> Estimate:
     job = Job(model=settings.model, data="none", batch_size=settings.batch, max_length=settings.max_length)
     tokenizer: Any = SimpleNamespace(pad_token_id=load_config(settings.model).get_text_config().pad_token_id or 0)
     lengths = Lengths.uniform(settings.batch, settings.max_length)
-    return Simulation(SimulationSetup.of(job, device, Labels(("0", "1")), tokenizer), lengths).estimate(
-        settings.recipe()
-    )
+    return Simulation(SimulationSetup.of(job, device, Labels(), tokenizer), lengths).estimate(settings.recipe())

@@ -26,6 +26,7 @@ from tightfit.strategies.max_length import MaxLength
 from tightfit.strategies.micro_batch import MicroBatch
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import find_task
 from tightfit.units import format_bytes, format_seconds
 
 EXPORTABLE = {
@@ -47,7 +48,7 @@ def unexportable_reason(made: Plan) -> str | None:
     if own:
         verb = "need" if len(own) > 1 else "needs"
         return f"No recipe of transformers' own options fits the budget: {', '.join(own)} {verb} tightfit."
-    unusual = _unusual_freezing(made.recipe) or _unusual_data(made.job)
+    unusual = _unusual_freezing(made.recipe) or _unusual_task(made.job) or _unusual_data(made.job)
     return f"{unusual} needs tightfit." if unusual else None
 
 
@@ -59,13 +60,19 @@ def reader_of(job: Job) -> str:
 def columns_of(job: Job) -> Columns:
     """The columns that `tightfit train` would read."""
     source, _ = find_sources(job.data)
-    return find_columns(source.name, source.columns(), job.text_columns, job.label)
+    names, given = find_task(job.task).column_names, Columns.of(job.text, job.label)
+    return find_columns(source.name, source.columns(), names, given)
 
 
 def _unusual_freezing(recipe: Recipe) -> str | None:
     """A `freeze` with settings that the exported script does not implement."""
     specs = [s.spec for s in recipe.strategies if isinstance(s, Freeze) and (s.pattern or s.embeddings is not None)]
     return specs[0] if specs else None
+
+
+def _unusual_task(job: Job) -> str | None:
+    """A task that brings no lines for the exported script."""
+    return None if find_task(job.task).script else f"The task {job.task}"
 
 
 def _unusual_data(job: Job) -> str | None:
@@ -82,8 +89,7 @@ def _unusual_data(job: Job) -> str | None:
 
 def _has_numbered_columns(job: Job) -> bool:
     """Whether columns are given by number, as for a file without a header."""
-    given = [*(job.text_columns or ()), *([job.label] if job.label else [])]
-    return any(column.isdigit() for column in given)
+    return any(column.isdigit() for column in Columns.of(job.text, job.label).all)
 
 
 def plan_for_export(
@@ -124,8 +130,12 @@ def _values(made: Plan) -> dict[str, object]:
     rows = min(size or job.batch_size, job.batch_size)
     rows = next(size for size in range(rows, 0, -1) if job.batch_size % size == 0)  # equal micro-batches
     checkpoint, freeze = found.get(GradientCheckpointing), found.get(Freeze)
+    task = find_task(job.task)
     return {
         "job": job,
+        "task": task,
+        "best": task.best,
+        "script": task.script,
         "recipe": made.recipe.specs,
         "optimizer": made.recipe.optimizer,
         "rows": rows,

@@ -16,10 +16,12 @@ from tightfit.files import atomic_write
 from tightfit.report.charts import COLOURS, as_png, as_svg, comparison_chart
 from tightfit.report.html import page
 from tightfit.report.i18n.strings import Strings
+from tightfit.tasks import find_task
+from tightfit.tasks.base import Task
 from tightfit.units import format_bytes
 
 _BAR, _WIDTH = 16, 120
-_COLUMNS = ("recipe", "measured", "predicted", "phase", "time_per_step", "time_per_epoch", "f1", "result", "change")
+_COLUMNS = ("recipe", "measured", "predicted", "phase", "time_per_step", "time_per_epoch", "score", "result", "change")
 
 
 def write_comparison(comparison: Comparison, folder: Path, language: str) -> None:
@@ -40,9 +42,19 @@ def _strings(comparison: Comparison, language: str) -> Strings:
 
 
 def columns(comparison: Comparison) -> list[str]:
-    """The columns of the table: F1 only if a run trained for all epochs."""
-    scored = any(row.scores("f1") for row in comparison.rows)
-    return [name for name in _COLUMNS if scored or name != "f1"]
+    """The columns of the table: the score only if a run trained for all epochs."""
+    scored = any(row.scores(_task(comparison).best.name) for row in comparison.rows)
+    return [name for name in _COLUMNS if scored or name != "score"]
+
+
+def heading(comparison: Comparison, column: str, strings: Strings) -> str:
+    """The heading of a column; that of the score is the name of the task's best metric."""
+    task = _task(comparison)
+    return strings.metric(task, task.best) if column == "score" else strings.comparison(column)
+
+
+def _task(comparison: Comparison) -> Task:
+    return find_task(comparison.job.task)
 
 
 def cells(comparison: Comparison, row: ComparisonRow, strings: Strings) -> dict[str, str]:
@@ -55,15 +67,15 @@ def cells(comparison: Comparison, row: ComparisonRow, strings: Strings) -> dict[
         "phase": row.phase and strings.phase(row.phase),
         "time_per_step": per_step and strings.seconds(per_step),
         "time_per_epoch": per_epoch and strings.seconds(per_epoch),
-        "f1": _score(row),
+        "score": _score(row.scores(_task(comparison).best.name)),
         "result": strings.comparison(row.result),
     }
     change = row.failed or _change(comparison, row, strings)
     return {name: str(value or "–") for name, value in values.items()} | {"change": change}
 
 
-def _score(row: ComparisonRow) -> str:
-    scores = row.scores("f1")
+def _score(scores: list[float]) -> str:
+    """The mean over the seeds, and how much they differ."""
     spread = f" ± {(max(scores) - min(scores)) / 2:.4f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.4f}{spread}" if scores else ""
 
@@ -105,7 +117,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     strings = _strings(comparison, "en")
     console.print(f"\n{about(comparison, strings)}", style="bold", markup=False)
     names = [name for name in columns(comparison) if name not in ("recipe", "phase", "change")]
-    headings = [strings.comparison(name) for name in names]
+    headings = [heading(comparison, name, strings) for name in names]
     rows = [cells(comparison, row, strings) for row in comparison.rows]
     widths = [
         max(map(len, (heading, *(row[name] for row in rows)))) for name, heading in zip(names, headings, strict=True)
@@ -152,7 +164,7 @@ def _legend(comparison: Comparison, strings: Strings) -> Text:
 def comparison_as_markdown(comparison: Comparison, language: str = "en") -> str:
     """The table for a README or an issue."""
     strings, names = _strings(comparison, language), columns(comparison)
-    lines = [[strings.comparison(name) for name in names], ["---"] * len(names)]
+    lines = [[heading(comparison, name, strings) for name in names], ["---"] * len(names)]
     for row in comparison.rows:
         values = cells(comparison, row, strings)
         lines.append([f"`{values[name]}`" if name == "recipe" else values[name] for name in names])
@@ -163,7 +175,7 @@ def comparison_as_markdown(comparison: Comparison, language: str = "en") -> str:
 def comparison_as_html(comparison: Comparison, language: str = "en") -> str:
     """The chart and the table for a notebook or a page."""
     strings, names = _strings(comparison, language), columns(comparison)
-    head = "".join(f"<th>{strings.comparison(name)}</th>" for name in names)
+    head = "".join(f"<th>{heading(comparison, name, strings)}</th>" for name in names)
     rows = [cells(comparison, row, strings) for row in comparison.rows]
     body = "".join(f"<tr>{''.join(_cell(name, row[name]) for name in names)}</tr>" for row in rows)
     chart = as_svg(comparison_chart(comparison, strings), strings.comparison("title"))

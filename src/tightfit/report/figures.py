@@ -24,6 +24,8 @@ from tightfit.report.charts import (
 from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.strategies.base import MemoryKind
+from tightfit.tasks import find_task
+from tightfit.tasks.base import LOSS
 
 _MIN_SHARE = 1 / 200  # of the peak: a smaller kind is too thin to see and is left out of the legend
 
@@ -101,11 +103,9 @@ def loss_figure(view: RunView, strings: Strings) -> Figure | None:
     return _curves(lines, view, strings, strings("loss"))
 
 
-def scores_figure(view: RunView, strings: Strings, names: Sequence[str]) -> Figure | None:
+def scores_figure(view: RunView, strings: Strings, names: Mapping[str, str]) -> Figure | None:
     """The scores of every evaluation over the steps."""
-    lines = {
-        strings.metric(name.removeprefix("eval_")): series(view.history, name) for name in names if name != "eval_loss"
-    }
+    lines = {name: series(view.history, key) for key, name in names.items() if key != LOSS.key}
     return _curves(lines, view, strings, strings("scores"))
 
 
@@ -143,10 +143,12 @@ def scatter_figure(views: Sequence[RunView], strings: Strings) -> Figure | None:
     return Figure(Markup(as_svg(chart, strings("scatter"))), [], strings("scatter_about"))
 
 
-def f1_figure(views: Sequence[RunView], strings: Strings) -> Figure | None:
-    """F1 over the steps, one line per run; None if the runs would need more than the colours there are."""
-    lines = {view.name: points for view in views if (points := series(view.history, "eval_f1"))}
-    if len(lines) < 2 or len(lines) > len(LINE_COLOURS):
+def best_metric_figure(views: Sequence[RunView], strings: Strings) -> Figure | None:
+    """The best metric over the steps, one line per run; None for several tasks, or more runs than there are colours."""
+    tasks = {view.job.task for view in views}
+    task = find_task(views[0].job.task)
+    lines = {view.name: points for view in views if (points := series(view.history, task.best.key))}
+    if len(tasks) > 1 or len(lines) < 2 or len(lines) > len(LINE_COLOURS):
         return None
-    caption = strings("f1_by_step")
+    caption = strings("score_by_step", metric=strings.metric(task, task.best))
     return Figure(Markup(as_svg(curves(lines, strings("steps")), caption)), _line_keys(lines), caption)

@@ -20,6 +20,8 @@ from tightfit.runs.header import load_header
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies.base import MemoryKind
+from tightfit.tasks import find_task
+from tightfit.tasks.base import LOSS
 from tightfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -104,6 +106,7 @@ def _run_context(view: RunView, strings: Strings) -> dict[str, Any]:
         **_memory_and_time(view, strings),
         **_quality(view, strings),
         "suggestions": suggestions(view, strings),
+        "usage": sections.usage(view, strings),
         "notes": view.notes,
         "versions": view.versions,
     }
@@ -136,7 +139,7 @@ def _quality(view: RunView, strings: Strings) -> dict[str, Any]:
         "score_rows": rows,
         "kept_epoch": sections.kept_epoch(view, strings),
         "loss": figures.loss_figure(view, strings),
-        "scores": figures.scores_figure(view, strings, sections.score_names(view)),
+        "scores": figures.scores_figure(view, strings, sections.score_names(view, strings)),
     }
 
 
@@ -145,16 +148,27 @@ def _runs_context(views: Sequence[RunView], strings: Strings) -> dict[str, Any]:
     charts = (
         figures.peaks_figure(views, strings),
         figures.scatter_figure(views, strings),
-        figures.f1_figure(views, strings),
+        figures.best_metric_figure(views, strings),
     )
-    return {"rows": [_run_row(view, strings) for view in views], "figures": [chart for chart in charts if chart]}
+    metrics = _metrics_of(views, strings)
+    return {
+        "metrics": list(metrics.values()),
+        "rows": [_run_row(view, strings, list(metrics)) for view in views],
+        "figures": [chart for chart in charts if chart],
+    }
 
 
-def _run_row(view: RunView, strings: Strings) -> list[str]:
+def _metrics_of(views: Sequence[RunView], strings: Strings) -> dict[str, str]:
+    """The keys and names of the metrics of all tasks; the loss of one task says nothing about another."""
+    tasks = [find_task(name) for name in dict.fromkeys(view.job.task for view in views)]
+    return {metric.key: strings.metric(task, metric) for task in tasks for metric in task.metrics or (task.best,)}
+
+
+def _run_row(view: RunView, strings: Strings, keys: Sequence[str]) -> list[str]:
     run, metrics = view.run, view.metrics
     per_step = run.measured.seconds_per_step if run else None
     sizes = [format_bytes(size) if size else "–" for size in (view.measured_peak, view.predicted_peak)]
-    scores = [f"{metrics[key]:.4f}" if key in metrics else "–" for key in ("eval_f1", "eval_accuracy")]
+    scores = [f"{metrics[key]:.4f}" if key in metrics else "–" for key in keys]
     return [
         view.name,
         view.model,
@@ -213,9 +227,8 @@ def run_as_html(run: Run) -> str:
 
 
 def _run_title(run: Run) -> str:
-    scores = [
-        f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy") if f"eval_{name}" in run.metrics
-    ]
+    measured = find_task(run.job.task).measured(run.metrics)
+    scores = [f"{metric.title} {value:.4f}" for metric, value in measured if metric is not LOSS]
     predicted = f" (predicted {format_bytes(run.predicted.peak_bytes)})" if run.predicted.peak_bytes else ""
     memory, time = f"peak {format_bytes(run.measured.peak_bytes)}{predicted}", format_seconds(run.measured.seconds)
     return f"{run.folder}: {', '.join([*scores, memory, time])}; recipe {' '.join(run.recipe) or 'baseline'}"

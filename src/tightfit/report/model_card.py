@@ -7,6 +7,8 @@ from typing import Any
 
 from tightfit.runs.record import Run
 from tightfit.strategies import STRATEGIES
+from tightfit.tasks import find_task
+from tightfit.tasks.base import LOSS, Metric
 from tightfit.units import format_bytes, format_count, format_seconds
 
 _TEMPLATE = """---
@@ -15,7 +17,7 @@ _TEMPLATE = """---
 
 # {{ name }}
 
-{{ base }} fine-tuned with tightfit. Labels: {{ labels }}.
+{{ base }} fine-tuned with tightfit. {{ learned }}.
 
 | | |
 |---|---|
@@ -29,7 +31,7 @@ _TEMPLATE = """---
 ```python
 from transformers import pipeline
 
-classify = pipeline("text-classification", "{{ name }}")
+pipe = pipeline("{{ pipeline }}", "{{ name }}")
 ```
 
 ## Memory
@@ -56,23 +58,22 @@ def write_card(run: Run) -> None:
     """Write README.md into the run folder."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    name, data = Path(run.folder).resolve().name, Path(run.job.data).name
+    name, data, task = Path(run.folder).resolve().name, Path(run.job.data).name, find_task(run.job.task)
     results = [
         EvalResult(
-            task_type=run.job.task,
+            task_type=task.pipeline,
             dataset_type="text",
             dataset_name=data,
-            metric_type=metric,
-            metric_value=round(run.metrics[f"eval_{metric}"], 4),
+            metric_type=metric.name,
+            metric_value=round(value, 4),
         )
-        for metric in ("f1", "accuracy")
-        if f"eval_{metric}" in run.metrics
+        for metric, value in _scores(run)
     ]
     header = ModelCardData(
         library_name="transformers",
-        pipeline_tag=run.job.task,
+        pipeline_tag=task.pipeline,
         tags=["tightfit"],
-        metrics=["f1", "accuracy"],
+        metrics=[metric.name for metric in task.metrics or (task.best,)],
         base_model=None if Path(run.job.model).exists() else run.job.model,
         model_name=name,
         eval_results=results or None,
@@ -83,11 +84,13 @@ def write_card(run: Run) -> None:
 
 def _values(run: Run) -> dict[str, Any]:
     """The values of the template."""
-    job = run.job
+    job, task = run.job, find_task(run.job.task)
+    learned = task.learned.format(labels=", ".join(f"`{label}`" for label in run.data.labels))
     return {
         "base": f"`{Path(job.model).name if Path(job.model).exists() else job.model}`",
-        "labels": ", ".join(f"`{label}`" for label in run.data.labels),
-        "quality": _quality(run),
+        "learned": learned[:1].upper() + learned[1:],
+        "pipeline": task.pipeline,
+        "quality": ", ".join(f"{metric.title} {value:.4f}" for metric, value in _scores(run)) or "–",
         "validation_rows": f"{run.data.validation_rows:,}",
         "train_rows": f"{run.data.train_rows:,}",
         "max_length": run.max_length,
@@ -108,9 +111,10 @@ def _values(run: Run) -> dict[str, Any]:
     }
 
 
-def _quality(run: Run) -> str:
-    scores = {"F1": "eval_f1", "accuracy": "eval_accuracy"}
-    return ", ".join(f"{name} {run.metrics[key]:.4f}" for name, key in scores.items() if key in run.metrics) or "–"
+def _scores(run: Run) -> list[tuple[Metric, float]]:
+    """The metrics of the task; the loss only if it has no other."""
+    measured = find_task(run.job.task).measured(run.metrics)
+    return [(metric, value) for metric, value in measured if metric is not LOSS] or measured
 
 
 def _peak(run: Run) -> str:

@@ -13,7 +13,10 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tightfit.comparison.comparison import Comparison, ComparisonRow
 from tightfit.engine.meter import Meter
+from tightfit.report.terminal import format_scores
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import find_task
+from tightfit.tasks.base import Metric, Task
 from tightfit.units import format_bytes, format_seconds
 
 _LINES = 10  # per run, where stderr is not a terminal
@@ -36,9 +39,9 @@ class Terminal:
             yield
 
     @contextlib.contextmanager
-    def progress(self, meter: Meter) -> Iterator[Progress]:
+    def progress(self, meter: Meter, task: Task) -> Iterator[Progress]:
         """The progress bar of a training run; it is removed also after an error."""
-        progress = Progress(self.console, meter)
+        progress = Progress(self.console, meter, task)
         try:
             yield progress
         finally:
@@ -52,8 +55,8 @@ class Terminal:
 class Progress(TrainerCallback):
     """Steps, loss, memory and remaining time of a training run."""
 
-    def __init__(self, console: Console, meter: Meter) -> None:
-        self.console, self.meter = console, meter
+    def __init__(self, console: Console, meter: Meter, task: Task) -> None:
+        self.console, self.meter, self.trained_task = console, meter, task
         self.loss = "loss –"
         self.bar = Bar(
             TextColumn("{task.description}"),
@@ -114,8 +117,7 @@ class Progress(TrainerCallback):
     ) -> None:
         self.bar.update(self.task, description="training")
         if metrics:
-            scores = ", ".join(f"{name} {metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy", "loss"))
-            self._line(f"after epoch {state.epoch or 0:.2f}: {scores}")
+            self._line(f"after epoch {state.epoch or 0:.2f}: {format_scores(self.trained_task, metrics)}")
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self.bar.stop()
@@ -166,7 +168,8 @@ class ComparisonProgress:
         """Print the results of the row, or why it failed."""
         self.done += self.expected
         self.bar.update(self.task, completed=self.done)
-        self.console.print(f"  {self.number}/{self.count}  {row.title}: {_about(row)}", markup=False)
+        best = find_task(self.comparison.job.task).best
+        self.console.print(f"  {self.number}/{self.count}  {row.title}: {_about(row, best)}", markup=False)
 
     def _expected(self, row: ComparisonRow) -> float:
         if row.predicted is None or row.predicted.fits is False:
@@ -179,10 +182,10 @@ class ComparisonProgress:
         return _SETUP + row.predicted.seconds_per_step * steps
 
 
-def _about(row: ComparisonRow) -> str:
+def _about(row: ComparisonRow, best: Metric) -> str:
     """The results of a row in one line."""
     if row.failed or not row.measurements:
         return row.failed or "not measured"
     last = row.measurements[-1]
-    score = f", f1 {last.metrics['eval_f1']:.4f}" if "eval_f1" in last.metrics else ""
+    score = f", {best.title} {last.metrics[best.key]:.4f}" if best.key in last.metrics else ""
     return f"peak {format_bytes(last.peak_bytes)}, {format_seconds(last.seconds_per_step)} per step{score}"

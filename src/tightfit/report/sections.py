@@ -9,7 +9,10 @@ from tightfit.engine.meter import OTHER
 from tightfit.report.i18n.strings import Strings
 from tightfit.runs.folder import RunView
 from tightfit.runs.header import LengthStats
+from tightfit.runs.record import DataSummary
 from tightfit.simulation.estimate import PHASES
+from tightfit.tasks import find_task
+from tightfit.tasks.base import LOSS
 from tightfit.units import format_bytes, format_count
 
 Row = tuple[str, ...]
@@ -31,7 +34,7 @@ class Tile(NamedTuple):
 
 def lead(view: RunView, strings: Strings) -> str:
     """What was trained, in one sentence."""
-    data = view.data
+    data, task = view.data, find_task(view.job.task)
     labels = list(data.labels[:_MAX_LABELS]) if data else ["?"]
     if data and len(data.labels) > _MAX_LABELS:
         labels.append("…")
@@ -40,16 +43,16 @@ def lead(view: RunView, strings: Strings) -> str:
         model=view.model,
         rows=f"{data.train_rows:,}" if data else "?",
         data=view.job.data.rpartition("/")[2],
-        labels=strings.join(labels),
+        learned=strings.of_task(task, task.learned, labels=strings.join(labels)),
     )
 
 
 def tiles(view: RunView, strings: Strings) -> list[Tile]:
     """Quality, memory, time and parameters, as far as an unfinished run has them."""
-    found = []
-    if "eval_f1" in view.metrics:
+    found, task = [], find_task(view.job.task)
+    if task.best.key in view.metrics:
         below = strings("on_validation", rows=f"{view.data.validation_rows:,}") if view.data else ""
-        found.append(Tile("F1", f"{view.metrics['eval_f1']:.4f}", below))
+        found.append(Tile(strings.metric(task, task.best), f"{view.metrics[task.best.key]:.4f}", below))
     found += [_peak_tile(view, strings), _time_tile(view, strings)]
     if view.parameters:
         trained, total = (format_count(number) for number in view.parameters)
@@ -119,11 +122,17 @@ def model_and_data(view: RunView, strings: Strings) -> list[Row]:
     rows: list[Row] = [(strings("model"), model), (strings("task"), job.task), (strings("data"), job.data)]
     if data:
         rows.append(("", strings("rows", train=f"{data.train_rows:,}", validation=f"{data.validation_rows:,}")))
-        rows.append(("", strings("columns", text=" + ".join(data.text_columns), label=data.label_column)))
+        rows.append(("", _columns(data, strings)))
+    if data and data.labels:
         rows.append((strings("labels"), strings.join(data.labels)))
     if parameters and parameters[1]:
         rows.append((strings("parameters"), _parameters(*parameters, strings)))
     return rows
+
+
+def _columns(data: DataSummary, strings: Strings) -> str:
+    text, label = (" + ".join(names) for names in (data.text_columns, data.label_columns))
+    return strings("columns", text=text, label=label) if label else strings("text_columns", text=text)
 
 
 def _parameters(trained: int, total: int, strings: Strings) -> str:
@@ -347,32 +356,55 @@ def times(view: RunView, strings: Strings) -> list[Row]:
 # Quality: the scores of every evaluation, and which weights were saved.
 
 
-_SCORES = ("eval_f1", "eval_accuracy", "eval_loss")
 _NOT_SCORES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
-def score_names(view: RunView) -> list[str]:
-    """The scores that were measured, the usual ones first."""
+def score_names(view: RunView, strings: Strings) -> dict[str, str]:
+    """The keys and names of the scores that were measured, those of the task first."""
+    task = find_task(view.job.task)
     found = dict.fromkeys(key for entry in view.evaluations for key in entry if key.startswith("eval_"))
-    others = [key for key in found if key not in (*_SCORES, *_NOT_SCORES)]
-    return [*(key for key in _SCORES if key in found), *others]
+    names = {metric.key: strings.metric(task, metric) for metric in (*task.metrics, LOSS) if metric.key in found}
+    others = [key for key in found if key not in (*names, *_NOT_SCORES)]
+    return names | {key: key.removeprefix("eval_") for key in others}
 
 
 def score_table(view: RunView, strings: Strings) -> tuple[list[str], list[tuple[bool, list[str]]]]:
     """Headings, and for each evaluation whether its weights were saved, and its scores."""
-    keys, kept = score_names(view), view.metrics.get("epoch") if view.run else None
+    names, kept = score_names(view, strings), view.metrics.get("epoch") if view.run else None
     rows = []
     for entry in view.evaluations:
         cells = [_number(entry.get("epoch"), ".2f"), _number(entry.get("step"), ".0f")]
-        rows.append((entry.get("epoch") == kept, [*cells, *(_number(entry.get(key), ".4f") for key in keys)]))
-    return [strings.metric(key.removeprefix("eval_")) for key in keys], rows
+        rows.append((entry.get("epoch") == kept, [*cells, *(_number(entry.get(key), ".4f") for key in names)]))
+    return list(names.values()), rows
 
 
 def kept_epoch(view: RunView, strings: Strings) -> str | None:
     """Which epoch's weights were saved; None if there was only one evaluation."""
     if view.run is None or len(view.evaluations) < 2 or "epoch" not in view.metrics:
         return None
-    return strings("kept_epoch", epoch=f"{view.metrics['epoch']:g}")
+    task = find_task(view.job.task)
+    return strings("kept_epoch", metric=strings.metric(task, task.best), epoch=f"{view.metrics['epoch']:g}")
+
+
+# Use: how to predict with the model.
+
+
+class Usage(NamedTuple):
+    """A command, and Python code, that predict with the model."""
+
+    command: str
+    code: str
+
+
+def usage(view: RunView, strings: Strings) -> Usage:
+    """With an example text, or two for a model that was trained on pairs."""
+    task = find_task(view.job.task)
+    texts = [strings.of_task(task, task.example)]
+    if view.data and len(view.data.text_columns) == 2:
+        texts.append(strings("second_text"))
+    given = " ".join(f'"{text}"' for text in texts)
+    code = f'pipe = pipeline("{task.pipeline}", "{view.folder}")\n{task.pipeline_call(texts)}'
+    return Usage(f"tightfit predict {view.folder} {given}", f"from transformers import pipeline\n\n{code}")
 
 
 def _number(value: float | None, form: str) -> str:

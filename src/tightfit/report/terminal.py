@@ -1,8 +1,8 @@
-"""Results as text for a terminal: runs, estimates, plans, strategies, evaluations and predictions."""
+"""Results as text for a terminal: runs, estimates, plans, strategies, tasks, evaluations and predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -12,16 +12,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tightfit.data.columns import ColumnNames
 from tightfit.planning.plan import Option, Plan
 from tightfit.report.i18n.strings import Strings
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import REQUIRED, MemoryKind, Result
+from tightfit.tasks import TASKS, find_task
+from tightfit.tasks.base import LOSS, Prediction, Task
 from tightfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from tightfit.inference import Evaluation, Prediction
+    from tightfit.inference import Evaluation
 
 _BAR = 12
 _STRINGS = Strings("en")
@@ -35,12 +38,17 @@ def show_run(run: Run, console: Console) -> None:
     trained = f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)} parameters"
     console.print(f"\n{run.folder}: {trained} trained in {run.steps} steps", markup=False, style="bold")
     console.print(f"recipe    {' '.join(run.recipe) or 'baseline'} (result: {run.result})", markup=False)
-    scores = [f"{name} {run.metrics[f'eval_{name}']:.4f}" for name in ("f1", "accuracy", "loss")]
-    console.print(f"quality   {', '.join(scores)} on {run.data.validation_rows:,} validation rows")
+    scores = format_scores(find_task(run.job.task), run.metrics)
+    console.print(f"quality   {scores} on {run.data.validation_rows:,} validation rows", markup=False)
     console.print(f"time      {format_seconds(run.measured.seconds)}{_step_time(run)}")
     predicted = f", predicted {format_bytes(run.predicted.peak_bytes)}" if run.predicted.peak_bytes else ""
     console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}{predicted}")
     console.print(_phases(run))
+
+
+def format_scores(task: Task, metrics: Mapping[str, float]) -> str:
+    """The metrics of a task in one line, the loss last."""
+    return ", ".join(f"{metric.title} {value:.4f}" for metric, value in task.measured(metrics))
 
 
 def _step_time(run: Run) -> str:
@@ -298,16 +306,60 @@ def _default(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+# Tasks.
+
+
+def show_tasks(console: Console) -> None:
+    """The list of tasks, three lines each so that it fits any terminal."""
+    for row in task_rows():
+        console.print(f"[bold]{row.name}[/bold]   {row.summary}")
+        console.print(f"    columns: {row.columns}", markup=False)
+        console.print(f"    metrics: {row.metrics}; the first one chooses the best checkpoint", markup=False)
+    console.print("\nChoose a task with --task; --text and --label name its columns where they have other names.")
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One task as the terminal shows it."""
+
+    name: str
+    summary: str
+    columns: str
+    metrics: str
+    pipeline: str
+
+
+def task_rows() -> list[TaskRow]:
+    """Every task, in the order of the list."""
+    return [
+        TaskRow(
+            name=task.name,
+            summary=task.summary,
+            columns=_usual_columns(task.column_names),
+            metrics=", ".join(metric.title for metric in (*task.metrics, LOSS)),
+            pipeline=task.pipeline,
+        )
+        for task in TASKS.values()
+    ]
+
+
+def _usual_columns(names: ColumnNames) -> str:
+    """A few of the names by which columns are found."""
+    groups = sorted(names.text, key=len)  # single columns first
+    texts = [" + ".join(group) for group in (*groups[:3], *groups[-1:])]
+    return f"text ({', '.join(texts)}, …)" + (f", label ({', '.join(names.label[:3])}, …)" if names.label else "")
+
+
 # Evaluations and predictions.
 
 
 def show_evaluation(evaluation: Evaluation, console: Console) -> None:
     """The scores in one line."""
-    scores = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in evaluation.metrics.items())
-    console.print(f"{scores} on {evaluation.rows:,} rows")
+    scores = format_scores(find_task(evaluation.task), evaluation.metrics)
+    console.print(f"{scores} on {evaluation.rows:,} rows", markup=False)
 
 
 def show_predictions(texts: list[str], predictions: list[Prediction], console: Console) -> None:
-    """Label, confidence and text, one line per text."""
+    """The prediction and the text, one line per text."""
     for text, prediction in zip(texts, predictions, strict=True):
-        console.print(f"{prediction.label}\t{prediction.confidence:.1%}\t{text}", markup=False)
+        console.print(f"{prediction}\t{text}", markup=False)

@@ -57,8 +57,9 @@ class DataSummary(_Value):
     train_rows: int
     validation_rows: int
     labels: tuple[str, ...]
+    """The class names; empty for a task without classes."""
     text_columns: tuple[str, ...]
-    label_column: str
+    label_columns: tuple[str, ...]
     truncated_rows: int
     """Training rows longer than the maximum length."""
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException
 from tightfit.data.batch_spec import TEXT_CLASSIFICATION, BatchSpec
 from tightfit.data.batching import Batching, BatchShape, tokens_of
-from tightfit.data.dataset import prefetched_stats
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
+from tightfit.engine.dataset import prefetched_stats
 from tightfit.engine.model_source import JobModel, ModelSource
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job

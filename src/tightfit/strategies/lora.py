@@ -75,7 +75,7 @@ class Lora(Strategy):
             lora_dropout=self.dropout,
             target_modules=targets,
             fan_in_fan_out=uses_conv1d(model, targets),
-            task_type="SEQ_CLS",
+            task_type=parts.peft_type,
             base_model_name_or_path=checkpoint_name(model.config),
         )
         parts = replace(parts, export=LoraExport(LoraAdapter(model, config, merge=self.merge)))

@@ -145,6 +145,8 @@ class Parts:
     optimizer_wrappers: tuple[OptimizerWrapper, ...] = ()
     """What is put around the optimizer, the outermost last."""
     stepping: Stepping = field(default_factory=AfterBackward)
+    peft_type: str | None = None
+    """peft's name for the task."""
     precision: Precision = Precision.FP32
     source: RowSource = field(default_factory=Tokens)
     export: Export = field(default_factory=WholeModel)

@@ -2,44 +2,171 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
+from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
+from tightfit.data.row_file import RowFile
+from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, format_lines
+from tightfit.errors import DataError
+from tightfit.tasks.base import TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
 
+_LABEL_COLUMNS = (
+    "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
+)  # fmt: skip
+_NO_LABEL = Flaw("without a label dropped", dropped=True)
+_BAD_LABEL = Flaw("whose label is a list, an object or bytes dropped", dropped=True)
+_LABELS_LISTED = 6
 
-class TextClassification:
-    """Head, labels and metrics of text classification."""
+
+@dataclass(frozen=True)
+class ClassPrediction(Prediction):
+    """A predicted label and the model's confidence in it (0 to 1)."""
+
+    label: str
+    confidence: float
+
+    def columns(self) -> dict[str, Any]:
+        return {"prediction": self.label, "confidence": round(self.confidence, 4)}
+
+    def __str__(self) -> str:
+        return f"{self.label}\t{self.confidence:.1%}"
+
+
+class TextClassification(TextTask):
+    """One label for a text or a pair of texts."""
 
     name: ClassVar[str] = "text-classification"
+    summary: ClassVar[str] = "one label for a text or a pair of texts"
+    column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", "F1"), Metric("accuracy", "accuracy"))
+    learned: ClassVar[str] = "labels: {labels}"
+    example: ClassVar[str] = "a text to classify"
+    zh: ClassVar[Mapping[str, str]] = {
+        "one label for a text or a pair of texts": "给一段文本或一对文本标一个类别",
+        "F1": "F1",
+        "accuracy": "准确率",
+        "labels: {labels}": "标签：{labels}",
+        "a text to classify": "要分类的文本",
+    }
+    script: ClassVar[Script | None] = Script(
+        imports="from sklearn.metrics import accuracy_score, f1_score",
+        head="AutoModelForSequenceClassification",
+        collator="DataCollatorWithPadding",
+        labels="""\
+names = sorted({str(label) for label in rows[LABEL]})
+ids = {name: index for index, name in enumerate(names)}
+""",
+        label="ids[str(row[LABEL])]",
+        config="num_labels=len(names), id2label=dict(enumerate(names)), label2id=ids",
+        metrics="""\
+def compute_metrics(output):
+    predicted = np.argmax(output.predictions, axis=-1)
+    average = "binary" if len(names) == 2 else "macro"
+    return {
+        "f1": f1_score(output.label_ids, predicted, average=average),
+        "accuracy": accuracy_score(output.label_ids, predicted),
+    }
+""",
+    )
 
-    def head(self) -> Any:
-        """The auto class of models with a sequence classification head."""
-        from transformers import AutoModelForSequenceClassification
+    def read_label(self, value: Any) -> tuple[str, Flaws]:
+        """A label as text: 1, 1.0 and "1.0" are the same label, and NaN is no label."""
+        if isinstance(value, float) and math.isnan(value):
+            return "", (_NO_LABEL,)
+        text, flaws = clean(value)
+        if not text:
+            return "", (_BAD_LABEL if NOT_TEXT in flaws else _NO_LABEL,)
+        return re.sub(r"^(-?\d+)\.0+$", r"\1", text), flaws
 
-        return AutoModelForSequenceClassification
+    def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
+        """The labels: integers in numeric order, then names in alphabetical order."""
+        counts = Counter(rows.dataset["label"])
+        if len(counts) == 1:
+            raise DataError(
+                f"{rows.name}: all {len(rows):,} rows have the label '{next(iter(counts))}': "
+                "classification needs at least two labels."
+            )
+        if will_be_split:
+            _check_single_rows(rows, counts)
+        return Labels(tuple(sorted(counts, key=_sort_key)))
+
+    def strata(self, rows: RowFile) -> Sequence[object]:
+        return rows["label"]
+
+    def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[str, ...]]:
+        """Without the rows whose label is not in the training data: the model cannot predict them."""
+        known = set(labels.names)
+        unknown = [label not in known for label in rows["label"]]
+        if not any(unknown):
+            return rows, ()
+        if all(unknown):
+            raise DataError(f"{name} has none of the labels of the training data: {', '.join(labels.names)}.")
+        lines = np.array(rows["line"])[unknown].tolist()
+        rest = f"row{'s' if len(lines) > 1 else ''} with labels unknown to the model dropped ({format_lines(lines)})"
+        note = f"{name}: {len(lines):,} {rest}"
+        return rows.select(np.flatnonzero(np.logical_not(unknown))), (note,)
+
+    def describe(self, columns: Columns, labels: Labels) -> str:
+        names = ", ".join(labels.names[:_LABELS_LISTED]) + (", …" if len(labels.names) > _LABELS_LISTED else "")
+        text = super().describe(columns, labels)
+        return f"{text}, {len(labels.names)} labels from '{columns.label[0]}' ({names})"
+
+    def encode_labels(self, values: list[Any], labels: Labels) -> list[int]:
+        ids = labels.ids
+        return [ids[value] for value in values]
 
     def config_changes(self, labels: Labels) -> dict[str, Any]:
-        """The label settings of the model's config."""
-        return {
-            "num_labels": len(labels.names),
-            "id2label": dict(enumerate(labels.names)),
-            "label2id": labels.ids,
-            "problem_type": "single_label_classification",
-        }
+        problem = {"problem_type": "single_label_classification"}
+        if not labels.names:
+            return problem
+        names = {"id2label": dict(enumerate(labels.names)), "label2id": labels.ids}
+        return {"num_labels": len(labels.names), **names, **problem}
 
-    def keep_logits(self, outputs: Any, labels: Any) -> Any:
-        """Only the logits of the model's outputs are kept for the metrics."""
-        return outputs[0] if isinstance(outputs, tuple) else outputs
-
-    def metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Accuracy and F1: of label 1 if there are two labels, otherwise the mean over the labels (macro F1)."""
+    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+        """F1, of label 1 if there are two labels, otherwise the mean over the labels (macro F1); and accuracy."""
         predicted, truth = prediction.predictions.argmax(axis=-1), prediction.label_ids
         scores = _f1_by_label(truth, predicted)
         f1 = scores.get(1, 0.0) if prediction.predictions.shape[-1] == 2 else sum(scores.values()) / len(scores)
-        return {"accuracy": float((predicted == truth).mean()), "f1": f1}
+        return {"f1": f1, "accuracy": float((predicted == truth).mean())}
+
+    def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> list[ClassPrediction]:
+        """The most probable label of each row."""
+        logits = np.array(outputs)
+        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities /= probabilities.sum(axis=1, keepdims=True)
+        return [ClassPrediction(inputs.labels.names[int(row.argmax())], float(row.max())) for row in probabilities]
+
+
+def _check_single_rows(rows: Rows, counts: Counter[str]) -> None:
+    """A label with a single row cannot be in both the training and the validation rows."""
+    single = [label for label, count in counts.items() if count == 1]
+    if not single:
+        return
+    line = rows.dataset["line"][rows.dataset["label"].index(single[0])]
+    more = f" (and {len(single) - 1:,} more)" if len(single) > 1 else ""
+    hint = " Is it the right column?" if len(single) > len(rows) / 10 else ""
+    raise DataError(
+        f"{rows.name}: the label '{single[0]}'{more} appears only once, on line {line}: "
+        f"add rows, remove it, or give --validation a file of its own.{hint}"
+    )
+
+
+def _sort_key(label: str) -> tuple[int, float, str]:
+    try:
+        return 0, int(label), label
+    except ValueError:
+        return 1, 0, label
 
 
 def _f1_by_label(truth: Any, predicted: Any) -> dict[int, float]:

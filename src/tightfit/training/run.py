@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,7 @@ from tightfit.runs.resume import check_same_rows, check_steps_left, finished_run
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import trim_malloc, tuned_malloc
 from tightfit.tasks import find_task
+from tightfit.tasks.base import Task
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
 from tightfit.training.memory_limit import limit_memory
 from tightfit.training.preflight import find_worst_batch
@@ -71,7 +73,7 @@ class Listener(Protocol):
 
     def status(self, what: str) -> AbstractContextManager[None]: ...
 
-    def progress(self, meter: Meter) -> AbstractContextManager[Any]: ...
+    def progress(self, meter: Meter, task: Task) -> AbstractContextManager[Any]: ...
 
 
 @contextlib.contextmanager
@@ -245,7 +247,7 @@ def _start_meter(device: Device) -> Meter:
 def _run(options: RunOptions, setup: TrainingSetup, meter: Meter) -> Run:
     save_and_stop = SaveAndStop(options.save_every, options.terminal.log)
     with (
-        options.terminal.progress(meter) as progress,
+        options.terminal.progress(meter, find_task(setup.job.task)) as progress,
         save_and_stop.handle_signals(),
         limit_memory(options.device, options.terminal.log, options.budget),
     ):
@@ -346,7 +348,8 @@ def _trainer(options: RunOptions, setup: TrainingSetup, meter: Meter, callbacks:
         train_dataset=setup.train.dataset,
         eval_dataset=validation,
         processing_class=setup.tokenizer,
-        compute_metrics=task.metrics,
+        data_collator=task.collator(setup.tokenizer),
+        compute_metrics=partial(task.compute_metrics, labels=setup.labels) if task.metrics else None,
         preprocess_logits_for_metrics=task.keep_logits,
         callbacks=callbacks,
     )

@@ -16,12 +16,12 @@ from transformers import TrainingArguments, set_seed
 from tightfit.compat import FakeTensorMode, use_one_gpu
 from tightfit.data.batches import LengthBuckets, num_steps
 from tightfit.data.columns import Columns
-from tightfit.data.dataset import read_data
 from tightfit.data.labels import Labels
 from tightfit.data.split import Split
-from tightfit.data.tokens import Tokens, encode
+from tightfit.data.tokens import Tokens
 from tightfit.device import Device
 from tightfit.engine.assembly import assemble, parameter_groups
+from tightfit.engine.dataset import read_data
 from tightfit.errors import OutputError, RecipeError, first_line
 from tightfit.job import Job
 from tightfit.models import load_tokenizer
@@ -90,7 +90,7 @@ class TrainingSetup:
             validation_rows=len(self.validation),
             labels=self.labels.names,
             text_columns=self.columns.text,
-            label_column=self.columns.label or "",
+            label_columns=self.columns.label,
             truncated_rows=self.train.truncated,
         )
 
@@ -103,11 +103,9 @@ def prepare(
     The meter excludes the memory that the estimate needs for a short time: small training steps that load library
     code, and the micro-benchmarks of this machine.
     """
-    find_task(job.task)
-    data = read_data(job)
-    tokenizer = load_tokenizer(job.model)
-    train = encode(data.split.train, tokenizer, job.max_length, data.labels)
-    validation = encode(data.split.validation, tokenizer, job.max_length, data.labels)
+    task, data, tokenizer = find_task(job.task), read_data(job), load_tokenizer(job.model)
+    train = task.tokenize(data.split.train, tokenizer, job.max_length, data.labels)
+    validation = task.tokenize(data.split.validation, tokenizer, job.max_length, data.labels)
     clipped = job.clip_batch_size(len(train))
     simulation_setup = SimulationSetup.of(clipped, device, data.labels, tokenizer)
     lengths = Lengths.of(clipped, train.lengths, validation.lengths)
@@ -118,8 +116,8 @@ def prepare(
     set_seed(job.seed)  # the new head gets the same weights with every recipe
     parts = assemble(simulation_setup.model, simulation_setup.settings, recipe, device)
     if parts.batching.max_length < job.max_length:
-        train = encode(data.split.train, tokenizer, parts.batching.max_length, data.labels)
-        validation = encode(data.split.validation, tokenizer, parts.batching.max_length, data.labels)
+        train = task.tokenize(data.split.train, tokenizer, parts.batching.max_length, data.labels)
+        validation = task.tokenize(data.split.validation, tokenizer, parts.batching.max_length, data.labels)
     return TrainingSetup(
         job=job,
         recipe=recipe,
@@ -256,6 +254,7 @@ def buckets_of(parts: Parts, tokens: Tokens) -> LengthBuckets | None:
 
 def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
     """The job as TrainingArguments; the batch size is the effective one, micro-batches are made in the step."""
+    best = find_task(job.task).best
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=parts.batching.batch_size,
@@ -271,8 +270,8 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=SAVE_TOTAL_LIMIT,
-        metric_for_best_model="f1",
-        greater_is_better=True,
+        metric_for_best_model=best.name,
+        greater_is_better=best.greater_is_better,
         load_best_model_at_end=True,
         logging_steps=LOGGING_STEPS,
         logging_first_step=True,

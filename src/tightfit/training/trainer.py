@@ -157,12 +157,13 @@ class Trainer(transformers.Trainer):
         return norm
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Among epochs with equal F1 the lowest loss wins: small validation sets have many ties."""
+        """Among epochs with an equal metric the lowest loss wins: small validation sets have many ties."""
         if super()._determine_best_metric(metrics, trial):
             return True
         history = [entry for entry in self.state.log_history if "eval_loss" in entry]
         best = next((e["eval_loss"] for e in history if e["step"] == self.state.best_global_step), -math.inf)
-        if metrics["eval_f1"] != self.state.best_metric or metrics["eval_loss"] >= best:
+        metric = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
+        if metrics[metric] != self.state.best_metric or metrics["eval_loss"] >= best:
             return False
         self.state.best_global_step = self.state.global_step
         return True

@@ -46,7 +46,7 @@ KINDS = {
     "process": "process overhead",
     "context": "CUDA context",
 }
-METRICS = {"f1": "F1"}
+METRICS: dict[str, str] = {}
 RESULTS = {
     "same": "same (equal up to rounding)",
     "close": "close (not the same numbers, same quality)",
@@ -65,7 +65,6 @@ COMPARISON = {
     "phase": "phase",
     "time_per_step": "time/step",
     "time_per_epoch": "time/epoch",
-    "f1": "F1",
     "result": "result",
     "change": "change",
     "changes": "{changes} (vs {row})",
@@ -82,7 +81,7 @@ SENTENCES = {
     # Summary
     "report": "report",
     "runs_side_by_side": "{count} runs side by side",
-    "lead": "{model} fine-tuned on {rows} examples of {data}; labels: {labels}.",
+    "lead": "{model} fine-tuned on {rows} examples of {data}; {learned}.",
     "lead_random": "{model} with random weights, trained on {rows} examples of {data}: for measuring memory and time, not for its predictions.",
     "on_validation": "on {rows} validation examples",
     "peak": "peak {memory}",
@@ -116,6 +115,7 @@ SENTENCES = {
     "data": "data",
     "rows": "{train} training examples, {validation} validation examples",
     "columns": "text from {text}, labels from {label}",
+    "text_columns": "text from {text}",
     "labels": "labels",
     "parameters": "parameters",
     "parameters_of": "{trained} of {all} trained ({share})",
@@ -190,7 +190,7 @@ SENTENCES = {
     # Quality
     "quality": "Quality",
     "epoch": "epoch",
-    "kept_epoch": "The saved weights are those of the epoch with the best F1: epoch {epoch}.",
+    "kept_epoch": "The saved weights are those of the epoch with the best {metric}: epoch {epoch}.",
     "no_evaluation": "No evaluation: the run stopped before the end of its first epoch.",
     "no_history": "Nothing was logged.",
     "training_loss": "training loss",
@@ -218,7 +218,7 @@ SENTENCES = {
     "use_unfinished": "There is no model yet: the run did not finish.",
     "on_the_command_line": "On the command line:",
     "in_python": "In Python:",
-    "some_text": "a text to classify",
+    "second_text": "a second text",
     "notes": "Notes",
     "notes_none": "None.",
     "versions": "Versions",
@@ -235,6 +235,6 @@ SENTENCES = {
     "scatter_y": "predicted peak, GiB",
     "scatter_line": "predicted = measured",
     "scatter_about": "One dot per run; on the line, the prediction is exact.",
-    "f1_by_step": "F1 on the validation examples",
+    "score_by_step": "{metric} on the validation examples",
     "each_run": "Each run",
 }

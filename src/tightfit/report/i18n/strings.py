@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from tightfit.errors import BadInput, suggest
 from tightfit.report.i18n import en, zh
+
+if TYPE_CHECKING:
+    from tightfit.tasks.base import Metric, Task
 
 # `Estimate.worst` is an English sentence, not data: its numbers are read from the text.
 _LARGEST_MICRO_BATCH = re.compile(
@@ -54,9 +58,14 @@ class Strings:
         """The name of a kind of memory."""
         return self._name("KINDS", name)
 
-    def metric(self, name: str) -> str:
-        """The name of a metric, given without `eval_`."""
-        return self._name("METRICS", name)
+    def of_task(self, task: Task, text: str, **values: object) -> str:
+        """A text of a task, which brings its own translations."""
+        translated = task.zh.get(text, text) if self.language == "zh" else text
+        return translated.format(**values)
+
+    def metric(self, task: Task, metric: Metric) -> str:
+        """The name of a metric."""
+        return self._name("METRICS", self.of_task(task, metric.title))
 
     def strategy(self, name: str) -> str:
         """One line on what a strategy does."""

@@ -28,7 +28,7 @@ KINDS = {
     "process": "进程开销",
     "context": "CUDA 上下文",
 }
-METRICS = {"f1": "F1", "accuracy": "准确率", "loss": "损失"}
+METRICS = {"loss": "损失"}
 RESULTS = {
     "same": "same（结果一致，仅有舍入误差）",
     "close": "close（计算方式不同，效果相当）",
@@ -65,7 +65,6 @@ COMPARISON = {
     "phase": "峰值阶段",
     "time_per_step": "每步用时",
     "time_per_epoch": "每个 epoch 用时",
-    "f1": "F1",
     "result": "训练结果（与基线相比）",
     "change": "变化",
     "changes": "{changes}（与 {row} 相比）",
@@ -82,7 +81,7 @@ SENTENCES = {
     # Summary
     "report": "训练报告",
     "runs_side_by_side": "{count} 次训练对比",
-    "lead": "{model}，用 {data} 的 {rows} 条样本微调，标签：{labels}。",
+    "lead": "{model}，用 {data} 的 {rows} 条样本微调，{learned}。",
     "lead_random": "{model} 的结构（权重随机初始化），用 {data} 的 {rows} 条样本训练：只用来测量内存/显存和用时，不看效果。",
     "on_validation": "{rows} 条验证样本",
     "peak": "{memory}峰值",
@@ -116,6 +115,7 @@ SENTENCES = {
     "data": "数据",
     "rows": "{train} 条训练样本，{validation} 条验证样本",
     "columns": "文本列 {text}，标签列 {label}",
+    "text_columns": "文本列 {text}",
     "labels": "标签",
     "parameters": "参数量",
     "parameters_of": "可训练 {trained} / 总计 {all}（{share}）",
@@ -190,7 +190,7 @@ SENTENCES = {
     # Quality
     "quality": "训练效果",
     "epoch": "epoch 数",
-    "kept_epoch": "已保存验证集 F1 最高的权重（第 {epoch} 个 epoch）。",
+    "kept_epoch": "已保存验证集上{metric}最好的权重（第 {epoch} 个 epoch）。",
     "no_evaluation": "没有评估结果：训练在第一个 epoch 结束前就已中断。",
     "no_history": "没有训练日志。",
     "training_loss": "训练损失",
@@ -218,7 +218,7 @@ SENTENCES = {
     "use_unfinished": "还没有模型：训练未完成。",
     "on_the_command_line": "命令行：",
     "in_python": "在 Python 中：",
-    "some_text": "要分类的文本",
+    "second_text": "第二段文本",
     "notes": "备注（英文）",
     "notes_none": "无。",
     "versions": "版本",
@@ -235,7 +235,7 @@ SENTENCES = {
     "scatter_y": "预测峰值（GiB）",
     "scatter_line": "预测 = 实测",
     "scatter_about": "每个点代表一次训练；落在线上表示预测与实测一致。",
-    "f1_by_step": "验证集 F1",
+    "score_by_step": "验证集上的{metric}",
     "each_run": "各次训练",
 }
 

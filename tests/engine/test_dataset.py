@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tightfit import Job
-from tightfit.data import dataset
-from tightfit.data.dataset import read_stats
+from tightfit.engine import dataset
+from tightfit.engine.dataset import read_stats
 from tightfit.processes import usable_cpus
 
 _PREFETCH = """
 import json, multiprocessing, sys
 from dataclasses import asdict
-from tightfit.data import dataset
+from tightfit.engine import dataset
 from tightfit.job import Job
 
 job = Job(model=sys.argv[1], data=sys.argv[2])
@@ -65,7 +65,7 @@ def test_no_prefetch_once_torch_is_imported(tiny_model: Path, reviews: Path) -> 
 
 _CANCEL = """
 import sys
-from tightfit.data import dataset
+from tightfit.engine import dataset
 from tightfit.job import Job
 
 job = Job(model=sys.argv[1], data=sys.argv[2])

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tightfit.data.columns import Columns
-from tightfit.data.labels import Labels, find_labels, unknown_label_notes
+from tightfit.data.labels import Labels
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
-from tightfit.data.tokens import token_lengths
-from tightfit.errors import DataError
 from tightfit.job import Job
 from tightfit.models import load_tokenizer
 from tightfit.processes import Prefetch, usable_cpus
+from tightfit.tasks import find_task
+from tightfit.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,26 @@ class JobData:
 
 
 def read_data(job: Job) -> JobData:
-    """Read, clean and split the rows of a job."""
-    rows, validation = load_rows(job.data, job.text_columns, job.label)
+    """Read, clean and split the rows of a job, in the way of its task."""
+    task = find_task(job.task)
+    rows, validation = load_rows(job.data, task, Columns.of(job.text, job.label))
     if job.validation is not None:
-        validation, _ = load_rows(job.validation, rows.columns.text, rows.columns.label)
-    labels = find_labels(rows, will_be_split=validation is None)
+        validation, _ = load_rows(job.validation, task, rows.columns)
+    labels = task.find_labels(rows, will_be_split=validation is None)
     if validation is not None:
-        validation = _with_known_labels(validation, labels)
-    split = split_rows(rows, validation, job.seed)
-    notes = (*rows.notes, *(validation.notes if validation else ()), _rows_note(rows, split, labels), *split.notes)
+        validation = _known_rows(task, validation, labels)
+    split = split_rows(rows, validation, job.seed, task.strata(rows.dataset))
+    summary = (
+        f"{rows.name}: {len(split.train):,} training rows, {len(split.validation):,} validation rows; "
+        f"{task.describe(rows.columns, labels)}"
+    )
+    notes = (*rows.notes, *(validation.notes if validation else ()), summary, *split.notes)
     return JobData(labels, rows.columns, split, notes)
+
+
+def _known_rows(task: Task, rows: Rows, labels: Labels) -> Rows:
+    known, notes = task.known_rows(rows.name, rows.dataset, labels)
+    return replace(rows, dataset=known, notes=(*rows.notes, *notes))
 
 
 @dataclass(frozen=True)
@@ -58,29 +68,12 @@ class DataStats:
 
 def read_stats(job: Job) -> DataStats:
     """Read the rows and count their tokens."""
-    data, tokenizer = read_data(job), load_tokenizer(job.model)
+    task, data, tokenizer = find_task(job.task), read_data(job), load_tokenizer(job.model)
     train, validation = (
-        token_lengths(rows, tokenizer, job.max_length) for rows in (data.split.train, data.split.validation)
+        task.token_lengths(rows, tokenizer, job.max_length, data.labels)
+        for rows in (data.split.train, data.split.validation)
     )
     return DataStats(data.labels, train, validation)
-
-
-def _with_known_labels(validation: Rows, labels: Labels) -> Rows:
-    """Drop the rows whose label is not in the training data, with a note: the model cannot predict them."""
-    known = [row for row, label in enumerate(validation.dataset["label"]) if label in labels.ids]
-    if not known:
-        raise DataError(f"{validation.name} has none of the labels of the training data: {', '.join(labels.names)}.")
-    notes = (*validation.notes, *unknown_label_notes(validation.name, validation.dataset, labels))
-    return replace(validation, dataset=validation.dataset.select(known), notes=notes)
-
-
-def _rows_note(rows: Rows, split: Split, labels: Labels) -> str:
-    names = ", ".join(labels.names[:6]) + (", …" if len(labels.names) > 6 else "")
-    text = " + ".join(f"'{column}'" for column in rows.columns.text)
-    return (
-        f"{rows.name}: {len(split.train):,} training rows, {len(split.validation):,} validation rows; "
-        f"text from {text}, {len(labels.names)} labels from '{rows.columns.label}' ({names})"
-    )
 
 
 # Prefetch

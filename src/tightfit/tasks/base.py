@@ -1,0 +1,285 @@
+"""Base class of tasks.
+
+A task is one file: what a model is trained for, and all that only this task knows. It says which columns it needs and
+by which names they are found, reads a row and finds its flaws, tokenizes and collates rows, chooses the model's head,
+has metrics and knows which of them is best, turns outputs into predictions, and brings the words for reports in both
+languages. Everything else is the same for all tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tightfit.data.columns import ColumnNames, Columns
+from tightfit.data.labels import Labels
+from tightfit.data.row_file import RowFile, store_rows
+from tightfit.data.rows import Flaws, Rows, clean, clean_texts
+from tightfit.data.tokens import RowBatch, Tokens, encode_texts, text_lengths, tokenize
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+
+    from tightfit.data.batches import Batch
+
+    Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure that says how good a model is."""
+
+    name: str
+    """Its name in `compute_metrics`."""
+    title: str
+    """Its name in reports."""
+    greater_is_better: bool = True
+
+    @property
+    def key(self) -> str:
+        """Its name in logs and records."""
+        return f"eval_{self.name}"
+
+
+LOSS = Metric("loss", "loss", greater_is_better=False)
+"""The metric that every task has."""
+
+
+@dataclass(frozen=True)
+class Prediction(ABC):
+    """What a model predicts for one row; the fields are those of the task."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The prediction as JSON values."""
+        return asdict(self)
+
+    def columns(self) -> dict[str, Any]:
+        """The prediction as columns of a table."""
+        return asdict(self)
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The prediction in a terminal."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What the model was given, to decode its outputs with."""
+
+    rows: RowFile
+    tokens: RowFile
+    """The columns that `encode` returned; a task may make several of them of one row."""
+    tokenizer: PreTrainedTokenizerBase
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Script:
+    """The lines of a transformers script that depend on the task. They use the names TEXT and LABEL for the columns."""
+
+    imports: str
+    """Of libraries other than numpy, datasets and transformers."""
+    head: str
+    """The auto class."""
+    collator: str
+    """The class of the collator, which takes the tokenizer."""
+    labels: str
+    """What is read from `rows` before they are tokenized."""
+    label: str
+    """The label of a `row`."""
+    config: str
+    """Arguments of the model's config."""
+    metrics: str
+    """The function `compute_metrics`."""
+
+
+class Task(ABC):
+    """What a model is trained for."""
+
+    name: ClassVar[str]
+    """The name on the command line."""
+    summary: ClassVar[str]
+    """One line for the list of tasks."""
+    column_names: ClassVar[ColumnNames]
+    """The usual names of its columns."""
+    no_label: ClassVar[str] = "has no labels"
+    """What is wrong with a label column that no row can be used with, after "the column 'x'"."""
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    """The metrics of `compute_metrics`, the one that chooses the best checkpoint first; none if the loss does."""
+    peft_type: ClassVar[str | None] = None
+    """peft's name for it."""
+    pipeline: ClassVar[str]
+    """The pipeline of transformers, which is also the task's name on the hub."""
+    learned: ClassVar[str]
+    """What the model learned, in reports; `{labels}` stands for the label names."""
+    example: ClassVar[str] = "a text"
+    """What a user would give it, in reports."""
+    script: ClassVar[Script | None] = None
+    """Its part of an exported script; None if the script has to call tightfit."""
+    zh: ClassVar[Mapping[str, str]]
+    """The texts above, and those of its metrics, in Chinese."""
+
+    @property
+    def best(self) -> Metric:
+        """The metric that chooses the best checkpoint."""
+        return (*self.metrics, LOSS)[0]
+
+    def measured(self, metrics: Mapping[str, float]) -> list[tuple[Metric, float]]:
+        """Its metrics and the loss with their values in a record, as far as they were measured."""
+        return [(metric, metrics[metric.key]) for metric in (*self.metrics, LOSS) if metric.key in metrics]
+
+    # Rows
+
+    @abstractmethod
+    def read(self, row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], Flaws]:
+        """The cells of a row and their flaws; without a label if `columns` has none."""
+
+    def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
+        """The classes in the data; raises DataError if nothing can be learned from it."""
+        return Labels()
+
+    def strata(self, rows: RowFile) -> Sequence[object] | None:
+        """The class of each row, for a split that has the same share of each; None if a row has not one class."""
+        return None
+
+    def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[str, ...]]:
+        """The rows that a model with these labels can be scored on, and notes about the others."""
+        return rows, ()
+
+    def describe(self, columns: Columns, labels: Labels) -> str:
+        """Which columns are read, and what for."""
+        return "text from " + " + ".join(f"'{column}'" for column in columns.text)
+
+    @abstractmethod
+    def rows_of(self, texts: Sequence[tuple[str, ...]]) -> RowFile:
+        """Rows to predict, from texts that a user gave; those of a tuple belong together."""
+
+    # Tokens
+
+    @abstractmethod
+    def encode(
+        self, rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None
+    ) -> RowBatch:
+        """Tokenize rows into the model's inputs; with `labels` of the rows, unless it is None."""
+
+    def lengths(self, rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels) -> list[int]:
+        """The number of tokens of each row in training."""
+        return [len(ids) for ids in self.encode(rows, tokenizer, max_length, labels)["input_ids"]]
+
+    def tokenize(
+        self, rows: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None
+    ) -> Tokens:
+        """Tokenize all rows."""
+        encode = partial(self.encode, tokenizer=tokenizer, max_length=max_length, labels=labels)
+        return tokenize(rows, encode, max_length)
+
+    def token_lengths(
+        self, rows: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels
+    ) -> list[int]:
+        """The lengths of all rows, without storing the tokens."""
+        return [n for batch in rows.batches() for n in self.lengths(batch, tokenizer, max_length, labels)]
+
+    @abstractmethod
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        """The function that makes a batch of tokenized rows."""
+
+    # Model
+
+    @abstractmethod
+    def head(self) -> Any:
+        """The auto class of models with the head for this task."""
+
+    def config_changes(self, labels: Labels) -> dict[str, Any]:
+        """The settings of the model's config; the model's own where there are no labels."""
+        return {}
+
+    # Outputs
+
+    def keep_logits(self, outputs: Any, labels: Any) -> Any:
+        """What is kept of the model's outputs for the metrics: only the logits."""
+        return outputs[0] if isinstance(outputs, tuple) else outputs
+
+    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+        """The metrics by name, of all rows."""
+        raise NotImplementedError
+
+    def infer(self, model: PreTrainedModel, batch: Batch) -> list[Any]:
+        """What the model says of each row of a batch without labels: its logits."""
+        return list(model(**batch).logits.float().cpu().numpy())
+
+    @abstractmethod
+    def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> Sequence[Prediction]:
+        """The predictions for the rows, from what the model said of their tokens."""
+
+    def pipeline_call(self, texts: Sequence[str]) -> str:
+        """Python code that calls the pipeline `pipe` with these texts."""
+        return f"pipe({json.dumps(texts[0], ensure_ascii=False)})"
+
+
+_PAIRS = (
+    ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text_a", "text_b"),
+    ("text1", "text2"), ("question", "passage"), ("question", "sentence"),
+)  # fmt: skip
+_SINGLE = (
+    "text", "review", "sentence", "content", "comment", "document", "body", "message", "tweet", "title",
+    "review_text", "review_body", "text_a", "评论", "文本", "内容", "句子",
+)  # fmt: skip
+TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (*_PAIRS, *((name,) for name in _SINGLE))
+"""The usual names of text columns: pairs, then single ones."""
+
+
+class TextTask(Task):
+    """A task with one label for a text or a pair of texts, which is read from one column."""
+
+    peft_type: ClassVar[str | None] = "SEQ_CLS"
+    pipeline: ClassVar[str] = "text-classification"
+
+    @abstractmethod
+    def read_label(self, value: Any) -> tuple[str | float, Flaws]:
+        """The label in a cell, and what is wrong with it."""
+
+    @abstractmethod
+    def encode_labels(self, values: list[Any], labels: Labels) -> list[Any]:
+        """The labels of some rows, as the model's loss takes them."""
+
+    def read(self, row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], Flaws]:
+        cells, flaws = clean_texts(row, columns)
+        if not columns.label:
+            return cells, flaws
+        label, label_flaws = self.read_label(row.get(columns.label[0]))
+        return {**cells, "label": label}, (*flaws, *label_flaws)
+
+    def rows_of(self, texts: Sequence[tuple[str, ...]]) -> RowFile:
+        names = ("text", "text_pair") if any(second for _, *rest in texts for second in rest) else ("text",)
+        rows = ({name: clean(text)[0] for name, text in zip(names, (*given, ""), strict=False)} for given in texts)
+        return store_rows(rows, dict.fromkeys(names, str))
+
+    def encode(
+        self, rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels | None
+    ) -> RowBatch:
+        encoded = encode_texts(rows, tokenizer, max_length)
+        if labels is None:
+            return encoded
+        return {**encoded, "labels": self.encode_labels(rows["label"], labels)}
+
+    def lengths(self, rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels) -> list[int]:
+        return text_lengths(rows, tokenizer, max_length)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
+        from transformers import DataCollatorWithPadding
+
+        return DataCollatorWithPadding(tokenizer)
+
+    def head(self) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        return AutoModelForSequenceClassification
+
+    def pipeline_call(self, texts: Sequence[str]) -> str:
+        if len(texts) == 1:
+            return super().pipeline_call(texts)
+        return f"pipe({json.dumps(dict(zip(('text', 'text_pair'), texts, strict=True)), ensure_ascii=False)})"

@@ -1,0 +1,59 @@
+"""What holds for every task: its words, its metrics, and that nothing else knows them."""
+
+from __future__ import annotations
+
+import re
+import string
+from pathlib import Path
+
+import pytest
+
+import tightfit
+from tightfit.errors import BadInput
+from tightfit.report.i18n.strings import Strings
+from tightfit.tasks import TASKS, find_task
+from tightfit.tasks.base import LOSS, Task
+
+SOURCE = Path(tightfit.__file__).parent
+EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
+
+
+def texts(task: Task) -> list[str]:
+    """The texts of a task that a report shows."""
+    return [task.summary, task.learned, task.example, *(metric.title for metric in task.metrics)]
+
+
+def placeholders(text: str) -> set[str]:
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+@EVERY_TASK
+def test_every_text_has_a_translation_with_the_same_placeholders(task: Task) -> None:
+    assert set(texts(task)) <= set(task.zh)
+    for text, translation in task.zh.items():
+        assert placeholders(text) == placeholders(translation)
+    for text in (task.summary, task.learned, task.example):
+        assert re.search("[一-鿿]", task.zh[text])
+    assert Strings("zh").metric(task, LOSS) == "损失"
+    assert Strings("en").metric(task, task.best) == task.best.title
+
+
+@EVERY_TASK
+def test_the_best_metric_is_the_first_one_or_the_loss(task: Task) -> None:
+    assert task.best == (task.metrics[0] if task.metrics else LOSS)
+    measured = task.measured({"eval_loss": 0.5, task.best.key: 0.25, "eval_runtime": 1.0})
+    assert measured[0] == (task.best, 0.25)
+    assert measured[-1][0] is LOSS
+
+
+def test_only_tasks_know_their_metrics() -> None:
+    names = "|".join(metric.name for task in TASKS.values() for metric in task.metrics)
+    mentioned = re.compile(rf"""eval_({names})\b|["']({names})["']""", re.IGNORECASE)
+    files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".html", ".jinja")]
+    others = [path for path in files if path.parent.name != "tasks"]
+    assert {str(path.relative_to(SOURCE)) for path in others if mentioned.search(path.read_text("utf-8"))} == set()
+
+
+def test_an_unknown_task_gets_a_suggestion() -> None:
+    with pytest.raises(BadInput, match=r"no task 'text-clasification': did you mean 'text-classification'\?"):
+        find_task("text-clasification")
