@@ -352,6 +352,15 @@ def test_strategies_are_listed(run: Run) -> None:
     assert {entry["name"] for entry in json.loads(out)["strategies"]} >= {"micro-batch", "freeze", "max-length"}
 
 
+def test_tasks_are_listed(run: Run) -> None:
+    code, out, _ = run("tasks")
+    assert code == 0
+    assert "text-classification   one label for a text or a pair of texts" in out
+    code, out, _ = run("tasks", "--json")
+    [listed] = [entry for entry in json.loads(out)["tasks"] if entry["name"] == "text-classification"]
+    assert listed["metrics"] == "F1, accuracy, loss"
+
+
 GOOD_FILE = "label,review\n" + "".join(f"{i % 2},row {i}\n" for i in range(20))
 BAD_FILES = {
     "empty": ("", "is empty"),
@@ -543,7 +552,12 @@ def test_evaluate_rejects_a_file_without_usable_rows(run: Run, trained: Path, tm
 
     assert len(np.load(trained / "split" / "train.npy")) == 54
     (tmp_path / "a.csv").write_text("label,review\nx,one\ny,two\n", "utf-8")
-    expect_rejected(run("evaluate", trained, "--data", tmp_path / "a.csv"), "no row left to evaluate on", None)
+    expect_rejected(run("evaluate", trained, "--data", tmp_path / "a.csv"), "none of the labels", None)
+    held_out = json.loads((trained / "split" / "validation.json").read_text("utf-8"))["validation_rows"]
+    header, *rows = (trained.parent / "reviews.csv").read_text("utf-8").splitlines()
+    seen = [row for number, row in enumerate(rows) if number not in held_out]
+    (tmp_path / "b.csv").write_text("\n".join([header, *seen]), "utf-8")
+    expect_rejected(run("evaluate", trained, "--data", tmp_path / "b.csv"), "no row left to evaluate on", None)
 
 
 def expect_rejected(output: Output, message: str, folder: Path | None) -> None:

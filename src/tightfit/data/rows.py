@@ -47,7 +47,8 @@ def clean(value: Any) -> tuple[str, Flaws]:
     """A cell as text that can be stored and tokenized, and what was wrong with it."""
     if isinstance(value, (list, tuple, dict, bytes)):
         return "", (NOT_TEXT,)
-    text, flaws = "" if value is None or value != value else str(value).strip(), ()  # NaN != NaN
+    text = "" if value is None or value != value else str(value).strip()  # NaN != NaN
+    flaws: Flaws = ()
     if len(text) > LONGEST_TEXT:
         text, flaws = text[:LONGEST_TEXT], (VERY_LONG,)
     if not text.isprintable():
