@@ -6,7 +6,9 @@ from tightfit.errors import BadInput, suggest
 from tightfit.tasks.base import Task
 from tightfit.tasks.text_classification import TextClassification
 
-TASKS: dict[str, Task] = {task.name: task for task in (TextClassification(),)}
+_ALL: tuple[type[Task], ...] = (TextClassification,)
+
+TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 
 
 def find_task(name: str) -> Task:

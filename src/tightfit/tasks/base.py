@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
-from tightfit.data.rows import Flaws, Rows, clean, clean_texts
+from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
 from tightfit.data.tokens import RowBatch, Tokens, encode_texts, text_lengths, tokenize
 
 if TYPE_CHECKING:
@@ -230,6 +230,7 @@ _SINGLE = (
 )  # fmt: skip
 TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (*_PAIRS, *((name,) for name in _SINGLE))
 """The usual names of text columns: pairs, then single ones."""
+NO_LABEL = Flaw("without a label dropped", dropped=True)
 
 
 class TextTask(Task):

@@ -16,7 +16,7 @@ from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, format_lines
 from tightfit.errors import DataError
-from tightfit.tasks.base import TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _LABEL_COLUMNS = (
     "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
 )  # fmt: skip
-_NO_LABEL = Flaw("without a label dropped", dropped=True)
 _BAD_LABEL = Flaw("whose label is a list, an object or bytes dropped", dropped=True)
 _LABELS_LISTED = 6
 
@@ -83,10 +82,10 @@ def compute_metrics(output):
     def read_label(self, value: Any) -> tuple[str, Flaws]:
         """A label as text: 1, 1.0 and "1.0" are the same label, and NaN is no label."""
         if isinstance(value, float) and math.isnan(value):
-            return "", (_NO_LABEL,)
+            return "", (NO_LABEL,)
         text, flaws = clean(value)
         if not text:
-            return "", (_BAD_LABEL if NOT_TEXT in flaws else _NO_LABEL,)
+            return "", (_BAD_LABEL if NOT_TEXT in flaws else NO_LABEL,)
         return re.sub(r"^(-?\d+)\.0+$", r"\1", text), flaws
 
     def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
