@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import write_reviews
 
 from tightfit.data import row_file
-from tightfit.data.row_file import RowFile, store_rows
+from tightfit.data.row_file import FeatureFile, RowFile, store_rows
 
 TEXTS = ["plain", "", "两行\n一个\ttab", "emoji 👩‍👩‍👧 and 🏨", "", "é" * 5000, "\r\n", "end"]
 KINDS = {"text": str, "label": str, "line": int}
@@ -92,6 +93,28 @@ def test_the_data_loader_reads_whole_batches(tiny_model: Path) -> None:
     [batch] = DataLoader(tokens.longest_first().dataset, batch_size=3, collate_fn=DataCollatorWithPadding(tokenizer))
     expected = tokenizer([texts[0], texts[2], texts[1]], truncation=True, max_length=5, padding=True)
     assert {name: value.tolist() for name, value in batch.items()} == dict(expected)
+
+
+def test_numbers_keep_their_kind() -> None:
+    rows = [{"text": "a", "count": 3, "score": 0.1}, {"text": "b", "count": -4, "score": 2.0}]
+    stored = store_rows(rows, {"text": str, "count": int, "score": float})
+    assert stored.__getitems__([1, 0]) == [rows[1], rows[0]]
+    assert [type(cell) for cell in (stored[0]["count"], stored[1]["score"])] == [int, float]
+
+
+@pytest.mark.parametrize("chosen", [[2], [3, 0]], ids=["one row", "two rows"])
+def test_features_of_every_size_are_read_as_they_were_written(chosen: list[int], tmp_path: Path) -> None:
+    """Also where columns of 8 bytes follow one of 4, as a label that is a number."""
+    batch = {
+        "labels": torch.tensor([0.5, 1.5, 2.5, 3.5]),
+        "ids": torch.arange(4)[:, None],
+        "states": torch.arange(24, dtype=torch.bfloat16).reshape(4, 2, 3),
+    }
+    file = FeatureFile(4, tmp_path)
+    file.write(range(4), batch)
+    found = file.__getitems__(chosen)
+    assert list(found) == list(batch)
+    assert all(torch.equal(found[name], value[chosen]) for name, value in batch.items())
 
 
 def test_the_file_is_anonymous_and_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,8 +223,8 @@ class FeatureFile:
         size = sum(width for _, _, width in self._columns.values())
         content = torch.frombuffer(bytearray().join(self._read(row, size) for row in rows), dtype=torch.uint8)
         parts = content.view(len(rows), size).split([width for _, _, width in self._columns.values()], dim=1)
-        return {
-            name: part.contiguous().view(dtype).reshape(len(rows), *shape)
+        return {  # copied, so that every column starts at a multiple of its own size, also in a batch of one row
+            name: part.clone(memory_format=torch.contiguous_format).view(dtype).reshape(len(rows), *shape)
             for (name, (dtype, shape, _)), part in zip(self._columns.items(), parts, strict=True)
         }
 
