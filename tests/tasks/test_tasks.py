@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 import tightfit
+from tightfit.data.columns import Columns
+from tightfit.data.labels import Labels
+from tightfit.data.row_file import store_rows
 from tightfit.errors import BadInput
+from tightfit.models import load_tokenizer
 from tightfit.report.i18n.strings import Strings
 from tightfit.tasks import TASKS, find_task
 from tightfit.tasks.base import LOSS, Task
@@ -44,6 +48,20 @@ def test_the_best_metric_is_the_first_one_or_the_loss(task: Task) -> None:
     measured = task.measured({"eval_loss": 0.5, task.best.key: 0.25, "eval_runtime": 1.0})
     assert measured[0] == (task.best, 0.25)
     assert measured[-1][0] is LOSS
+
+
+@EVERY_TASK
+def test_the_batch_spec_has_the_fields_of_collated_batches(task: Task, tiny_model: Path) -> None:
+    tokenizer, columns = load_tokenizer(str(tiny_model)), Columns(("review",), ("label",))
+    cells = [task.read({"review": text, "label": "1"}, columns)[0] for text in ("the room", "a very clean room")]
+    rows = store_rows(cells, {name: type(value) for name, value in cells[0].items()})
+    tokens = task.tokenize(rows, tokenizer, 16, Labels(("1",)))
+    batch = task.collator(tokenizer)(tokens.dataset.__getitems__([0, 1]))
+    made = task.batch_spec.make(2, 6)
+    assert {name: (value.dtype, value.shape) for name, value in made.items()} == {
+        name: (batch[name].dtype, batch[name].shape) for name in made
+    }
+    assert tokens.lengths == task.token_lengths(rows, tokenizer, 16, Labels(("1",))) == [4, 6]
 
 
 def test_only_tasks_know_their_metrics() -> None:

@@ -74,10 +74,10 @@ class BatchSpec:
         return batch
 
 
-TEXT_CLASSIFICATION = BatchSpec(
-    (Field(_IDS, "int64", (ROWS, TOKENS)), Field("labels", "int64", (ROWS,)), Field(_MASK, "int64", (ROWS, TOKENS)))
-)
-"""Tokens and one label per row."""
+def text_batch(labels: str = "int64") -> BatchSpec:
+    """Tokens and one label per row, of this dtype."""
+    tokens = (ROWS, TOKENS)
+    return BatchSpec((Field(_IDS, "int64", tokens), Field("labels", labels, (ROWS,)), Field(_MASK, "int64", tokens)))
 
 
 def _axes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.compat import DataDependentOutputException, DynamicOutputShapeException
-from tightfit.data.batch_spec import TEXT_CLASSIFICATION, BatchSpec
+from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.batching import Batching, BatchShape, tokens_of
 from tightfit.data.labels import Labels
 from tightfit.device import Device
@@ -34,6 +34,7 @@ from tightfit.simulation.worst_case import Lengths, WorstShapes
 from tightfit.strategies.base import Changes
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +50,7 @@ class SimulationSetup:
     model: ModelSource
     settings: StepSettings
     device: Device
-    batch: BatchSpec = TEXT_CLASSIFICATION
+    batch: BatchSpec
     probe: bool = False
     """Whether a model whose code reads tensor values may be traced on real tensors."""
     job: Job | None = None
@@ -60,7 +61,8 @@ class SimulationSetup:
         cls, job: Job, device: Device, labels: Labels, tokenizer: PreTrainedTokenizerBase, *, probe: bool = False
     ) -> SimulationSetup:
         """The setup of a job."""
-        return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, probe=probe, job=job)
+        batch = find_task(job.task).batch_spec
+        return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, batch, probe, job)
 
     def trace(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
         """Trace a recipe at the model's full depth, extrapolated from two shallow traces where possible."""

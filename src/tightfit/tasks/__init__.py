@@ -1,4 +1,4 @@
-"""Tasks: what a model can be trained to do; a new task is one file and one line here."""
+"""Tasks: what a model can be trained to do; a new task is one file and its entry here."""
 
 from __future__ import annotations
 

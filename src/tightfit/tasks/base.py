@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tightfit.data.batch_spec import BatchSpec, text_batch
 from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
@@ -110,6 +111,8 @@ class Task(ABC):
     """What is wrong with a label column that no row can be used with, after "the column 'x'"."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """The metrics of `compute_metrics`, the one that chooses the best checkpoint first; none if the loss does."""
+    batch_spec: ClassVar[BatchSpec]
+    """The fields of the batches that its collator makes, for simulations."""
     peft_type: ClassVar[str | None] = None
     """peft's name for it."""
     pipeline: ClassVar[str]
@@ -236,6 +239,7 @@ NO_LABEL = Flaw("without a label dropped", dropped=True)
 class TextTask(Task):
     """A task with one label for a text or a pair of texts, which is read from one column."""
 
+    batch_spec: ClassVar[BatchSpec] = text_batch()
     peft_type: ClassVar[str | None] = "SEQ_CLS"
     pipeline: ClassVar[str] = "text-classification"
 
