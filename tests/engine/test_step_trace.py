@@ -8,8 +8,8 @@ optimizer steps, the evaluation, loading the best weights, saving, and merging a
 - loading the model, whose weights are not initialized in a simulation;
 - the inputs: a loader's batch is in memory beside its micro-batches, while the simulation makes each micro-batch alone;
 - blocks of up to 128 bytes: accelerate divides each loss by one and converts logits to fp32 (96 bytes here),
-  transformers repeats the evaluation loss per row, torch makes the scalars of a mask, and chunked-layers reads the
-  lengths of the rows (64 bytes), which a simulation is told;
+  transformers repeats the evaluation loss per row, torch makes the scalars of a mask, chunked-layers reads the lengths
+  of the rows (64 bytes), which a simulation is told, and cached features are checked by their logits;
 - an inverted copy of the boolean attention mask, which the simulation makes in place of torch's fused attention and
   frees at once; torch 2.13 converts the mask without it;
 - the order of releases between two allocations: autocast frees its cached weights in the order of their addresses.
@@ -33,9 +33,11 @@ from trainers import rows_of, scripted
 from transformers import TrainerCallback
 
 from tightfit import Job
+from tightfit.data.batch_spec import TEXT_CLASSIFICATION
 from tightfit.data.labels import Labels
-from tightfit.engine.assembly import assemble
+from tightfit.engine.assembly import StepSettings, assemble
 from tightfit.engine.meter import OTHER, Meter
+from tightfit.engine.model_source import JobModel
 from tightfit.engine.step import finish_model
 from tightfit.simulation.kernels import scratch_on
 from tightfit.simulation.simulate import BatchShapes, tag_gradients, tag_state, trace_training
@@ -113,17 +115,20 @@ class RealRun:
         how: dict[str, Any] = {"random_weights": True, "batch_size": len(LENGTHS), "max_length": max(LENGTHS)}
         return Job(model=str(self.folder), data="none", epochs=2, **how)
 
+    def assemble(self) -> Parts:
+        return assemble(JobModel(self.job, LABELS, TOKENIZER), StepSettings.of(self.job), self.recipe, CPU)
+
     def run(self) -> Trace:
         rows = rows_of(make_batch())
         with self.tracer, self.tracer.owners.tracking():
             self.tracer.trace.start_phase("load")
-            parts = assemble(self.job, self.recipe, CPU, LABELS, TOKENIZER)
+            parts = self.assemble()
             self._mark(parts.model)
             trainer = self._trainer(parts, rows)
-            if parts.feature_cache:
+            if not parts.source.runs_encoder:
                 self._cache_features(trainer)
             trainer.train()
-            finish_model(parts, trainer.meter.phase)
+            finish_model(parts, None, trainer.meter.phase)
         return self.tracer.trace
 
     def _mark(self, model: Any) -> None:
@@ -135,9 +140,9 @@ class RealRun:
         model.register_forward_pre_hook(self._on_forward, with_kwargs=True, prepend=True)
 
     def _on_forward(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        phase = self.tracer.trace.phases[-1][1]
-        if phase in SECTIONS:
-            rows, length = kwargs["input_ids"].shape
+        phase, (rows, length) = self.tracer.trace.phases[-1][1], kwargs["input_ids"].shape
+        is_check = phase == "features" and length == 1  # that cached features give the same logits
+        if phase in SECTIONS and not is_check:
             self.shapes.setdefault(SECTIONS[phase], []).append((rows, length))
             tensors = [value for value in kwargs.values() if isinstance(value, torch.Tensor) and value.dim()]
             self.tracer.mark(tensors, MemoryKind.INPUTS)
@@ -177,9 +182,9 @@ def simulate(run: RealRun) -> Trace:
         micro_batches=train[: len(train) // 2],
         evaluation=run.shapes["evaluate"][:1],
         lengths=LENGTHS if any(s.name == "chunked-layers" for s in run.recipe.strategies) else None,
-        feature_cache=run.shapes.get("features", ()),
+        encoder=run.shapes.get("features", ()),
     )
-    trace = trace_training(run.job, run.recipe, CPU, LABELS, TOKENIZER, lambda _: shapes).trace
+    trace = trace_training(run.assemble, CPU, TEXT_CLASSIFICATION, lambda _: shapes).trace
     return replace(trace, blocks=[block for block in trace.blocks if not is_inverted_mask(block)])
 
 
