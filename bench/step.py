@@ -20,7 +20,7 @@ from quality import split, weights
 from tightfit import Job
 from tightfit.device import find_device
 from tightfit.engine.meter import meter_for
-from tightfit.engine.step import run_micro_batches, weighted_micro_batches
+from tightfit.engine.step import model_loss, train_batch, weighted_micro_batches
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import tuned_malloc
 from tightfit.training.setup import prepare, training_arguments
@@ -108,15 +108,23 @@ def gradient_error(job: Job) -> dict[str, float]:
     from transformers import DataCollatorWithPadding
 
     prepared = prepare(job, Recipe(), find_device("cpu"))
-    model, tokens = prepared.parts.model.eval(), prepared.train.dataset
+    model, tokens = without_dropout(prepared.parts.model), prepared.train.dataset
     errors, meter = {}, meter_for(find_device("cpu"))
     for rows, size in ((32, 1), (32, 8), (32, 5), (13, 4)):
         batch = dict(DataCollatorWithPadding(prepared.tokenizer)([tokens[i] for i in range(rows)]))
         model(**batch).loss.backward()
         whole = take_gradients(model)
-        run_micro_batches(model, weighted_micro_batches(model, batch, size), torch.Tensor.backward, meter.phase)
+        weighted = weighted_micro_batches(model, batch, size)
+        train_batch(model, weighted, model_loss, torch.Tensor.backward, meter.phase)
         errors[f"{rows} rows in micro-batches of {size}"] = float((take_gradients(model) - whole).norm() / whole.norm())
     return errors
+
+
+def without_dropout(model: Any) -> Any:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
 
 
 def take_gradients(model: Any) -> torch.Tensor:

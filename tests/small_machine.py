@@ -23,12 +23,12 @@ class SmallMachine:
     @contextlib.contextmanager
     def limited(self) -> Iterator[SmallMachine]:
         """Limit the micro-batches of training runs in this block."""
-        run_micro_batches = trainer.run_micro_batches
+        train_batch = trainer.train_batch
 
         def limited(model: Any, micro_batches: Any, *args: Any) -> Any:
-            return run_micro_batches(model, self._while_they_fit(micro_batches), *args)
+            return train_batch(model, self._while_they_fit(micro_batches), *args)
 
-        with mock.patch.object(trainer, "run_micro_batches", limited):
+        with mock.patch.object(trainer, "train_batch", limited):
             yield self
 
     def _while_they_fit(self, micro_batches: Any) -> Iterator[Any]:

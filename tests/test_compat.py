@@ -27,6 +27,7 @@ from tightfit import compat
 from tightfit.compat import FakeTensor, FakeTensorMode, TorchDispatchMode
 from tightfit.simulation import op_counts
 from tightfit.training.trainer import Trainer
+from tightfit.training.trainer_checkpoints import CheckpointTrainer
 
 SOURCE = Path(tightfit.__file__).parent
 
@@ -490,9 +491,11 @@ CALLED = {
     "_save_scaler": ["output_dir"],
     "_save_rng_state": ["output_dir"],
     "_get_collator_with_removed_columns": ["data_collator", "description"],
+    "_push_from_checkpoint": ["checkpoint_folder"],
 }
 ATTRIBUTES = ("_tr_loss", "_globalstep_last_logged", "_total_loss_scalar", "_initial_global_step")
 OF_TRAINER = {*OVERRIDDEN, *CALLED, *ATTRIBUTES}
+OURS = {**vars(CheckpointTrainer), **vars(Trainer)}
 
 
 def parameters_of(method: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -507,7 +510,7 @@ def test_private_methods_of_trainer_have_the_expected_parameters(name: str) -> N
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
 def test_overrides_have_the_parameters_of_transformers(name: str) -> None:
-    ours, theirs = (parameters_of(vars(cls)[name]) for cls in (Trainer, transformers.Trainer))
+    ours, theirs = (parameters_of(methods[name]) for methods in (OURS, vars(transformers.Trainer)))
     if [parameter.kind for parameter in ours] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
         return
     assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
@@ -519,7 +522,7 @@ def test_transformers_calls_the_overridden_methods(name: str) -> None:
 
 
 def test_no_other_private_method_of_trainer_is_overridden() -> None:
-    private = {name for name in vars(Trainer) if name.startswith("_") and not name.startswith("__")}
+    private = {name for name in OURS if name.startswith("_") and not name.startswith("__")}
     assert {name for name in private if hasattr(transformers.Trainer, name)} == set(OVERRIDDEN)
 
 
@@ -659,7 +662,7 @@ def foreign_private_names(source: str, own: set[str], file: str = "") -> list[st
     """The private and internal names of other libraries that some source code uses."""
     tree = ast.parse(source)
     own = (own | own_names(tree)) - reserved() - OF_TRAINER
-    allowed = OF_TRAINER if file == "trainer.py" else set()
+    allowed = OF_TRAINER if file in ("trainer.py", "trainer_checkpoints.py") else set()
     imported = {(alias.asname or alias.name).partition(".")[0] for node in imports(tree) for alias in node.names}
     found = [name for node in imports(tree) for name in private_imports(node)]
     for node in ast.walk(tree):

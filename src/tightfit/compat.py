@@ -2,7 +2,7 @@
 
 No other module may use such a name, and tests/test_compat.py checks each one, so a new version of a library that moves
 or changes one of them fails there first. The private methods of transformers.Trainer are overridden in
-training/trainer.py.
+training/trainer.py and training/trainer_checkpoints.py.
 
 Importing this module imports no library. An alias is looked up when it is first imported from here: modules that call
 one for every operation import it at their top, and then call the library's own function.

@@ -11,7 +11,7 @@ import pytest
 import torch
 from heads import build, gradients, make_batch
 
-from tightfit.engine.step import label_counts, run_micro_batches, weighted_micro_batches
+from tightfit.engine.step import label_counts, model_loss, train_batch, weighted_micro_batches
 
 TOLERANCE = 1e-5
 ALL_HEADS = [
@@ -31,7 +31,7 @@ def no_meter(name: str) -> Iterator[None]:
 
 
 def in_micro_batches(model: Any, batch: dict[str, torch.Tensor], rows: int) -> tuple[float, torch.Tensor]:
-    loss = run_micro_batches(model, weighted_micro_batches(model, batch, rows), torch.Tensor.backward, no_meter)
+    loss = train_batch(model, weighted_micro_batches(model, batch, rows), model_loss, torch.Tensor.backward, no_meter)
     return float(loss), gradients(model)
 
 
@@ -64,7 +64,7 @@ def test_a_micro_batch_without_labels_is_skipped() -> None:
 def test_a_batch_without_labels_has_loss_zero() -> None:
     model, batch = build("Bert", "token"), make_batch(3, "token")
     batch["labels"][:] = -100
-    loss = run_micro_batches(model, weighted_micro_batches(model, batch, 2), torch.Tensor.backward, no_meter)
+    loss = train_batch(model, weighted_micro_batches(model, batch, 2), model_loss, torch.Tensor.backward, no_meter)
     assert float(loss) == 0
 
 

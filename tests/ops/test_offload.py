@@ -9,7 +9,7 @@ import torch
 from heads import CONFIGS, DROPOUT, build, gradients
 from parts import CPU, batch_of, parts_of
 
-from tightfit.engine.step import run_micro_batches, weighted_micro_batches
+from tightfit.engine.step import model_loss, train_batch, weighted_micro_batches
 from tightfit.errors import RecipeError
 from tightfit.ops import offload
 from tightfit.strategies.offload_activations import OffloadActivations
@@ -22,7 +22,7 @@ def gradients_of(architecture: str, *specs: str) -> torch.Tensor:
     batch = batch_of(parts, seed=1)
     weighted = weighted_micro_batches(parts.model, batch, parts.step_batching.limits(), sort=parts.batching.sorts)
     torch.manual_seed(4)
-    run_micro_batches(parts.model.train(), weighted, torch.Tensor.backward, lambda _: contextlib.nullcontext())
+    train_batch(parts.model, weighted, model_loss, torch.Tensor.backward, lambda _: contextlib.nullcontext())
     return gradients(parts.model)
 
 

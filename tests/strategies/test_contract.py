@@ -15,7 +15,7 @@ from memory import LiveBytes, bytes_of
 from parts import ROWS, batch_of, parts_of
 
 from tightfit.engine.assembly import build_optimizer
-from tightfit.engine.step import run_micro_batches, weighted_micro_batches
+from tightfit.engine.step import model_loss, train_batch, weighted_micro_batches
 from tightfit.errors import RecipeError
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import MemoryKind, Result, Strategy
@@ -83,17 +83,17 @@ def losses_of(*specs: str) -> list[float]:
     parts = parts_of(*specs, model=build("Bert"))
     optimizer, losses = build_optimizer(parts), []
     for step in range(STEPS):
-        losses.append(train_batch(parts, next_batch(parts, step), lambda name: nullcontext()))
+        losses.append(loss_of(parts, next_batch(parts, step), lambda name: nullcontext()))
         torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
     return losses
 
 
-def train_batch(parts: Parts, batch: dict[str, torch.Tensor], phase: Callable[[str], Any]) -> float:
+def loss_of(parts: Parts, batch: dict[str, torch.Tensor], phase: Callable[[str], Any]) -> float:
     with torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is not Precision.FP32):
         weighted = weighted_micro_batches(parts.model, batch, parts.step_batching.limits(), sort=parts.batching.sorts)
-        return float(run_micro_batches(parts.model, weighted, torch.Tensor.backward, phase))
+        return float(train_batch(parts.model, weighted, model_loss, torch.Tensor.backward, phase))
 
 
 def run(*specs: str, **model: float) -> Outcome:
@@ -105,7 +105,7 @@ def run(*specs: str, **model: float) -> Outcome:
         inputs = bytes_of(batch.values())
         with LiveBytes() as live:
             phases = PhaseProbe(live, parts.model)
-            losses.append(train_batch(parts, batch, phases))
+            losses.append(loss_of(parts, batch, phases))
         gradients = gradient_bytes(parts.model)
         activations = max(activations, phases.activations)
         torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)

@@ -102,7 +102,7 @@ def _filling(filler: Path, kind: str) -> Iterator[None]:
             filler.write_bytes(b"\0" * (free - 60_000))
         return write(folder, step, needed)
 
-    with mock.patch("tightfit.training.trainer.writing_checkpoint", filled):
+    with mock.patch("tightfit.training.trainer_checkpoints.writing_checkpoint", filled):
         yield
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,11 @@ def test_rotation_keeps_the_best_and_the_last_checkpoint(tmp_path: Path) -> None
     assert latest_checkpoint(tmp_path) == tmp_path / "checkpoint-12"
 
 
+@contextlib.contextmanager
+def no_meter(phase: str) -> Iterator[None]:
+    yield
+
+
 def layers() -> torch.nn.Sequential:
     return torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(24)))
 
@@ -159,7 +165,7 @@ def test_weights_are_loaded_one_tensor_at_a_time(tmp_path: Path) -> None:
         save_file(saved.state_dict(), tmp_path / "model.safetensors")
         probe = ResidentProbe()
         before = probe.now()
-        assert load_weights_in_place(tmp_path / "model.safetensors", model)
+        assert load_weights_in_place(tmp_path / "model.safetensors", model, no_meter)
         assert probe.pop_peak() - before < 24 * MIB  # all of them are 96 MiB
     for ours, theirs in zip(model.parameters(), saved.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -167,8 +173,8 @@ def test_weights_are_loaded_one_tensor_at_a_time(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_not_loaded(tmp_path: Path) -> None:
     save_file({"other": torch.ones(2)}, tmp_path / "model.safetensors")
-    assert not load_weights_in_place(tmp_path / "model.safetensors", layers())
-    assert not load_weights_in_place(tmp_path / "nothing.safetensors", layers())
+    assert not load_weights_in_place(tmp_path / "model.safetensors", layers(), no_meter)
+    assert not load_weights_in_place(tmp_path / "nothing.safetensors", layers(), no_meter)
 
 
 @pytest.fixture(scope="module")

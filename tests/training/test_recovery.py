@@ -227,7 +227,7 @@ def test_dropping_state_resets_the_gradient_scaler() -> None:
     unscale()
     with pytest.raises(RuntimeError, match="already been called"):  # without the reset
         unscale()
-    Trainer._drop_state(SimpleNamespace(model=model, optimizer=None, accelerator=SimpleNamespace(scaler=scaler)))
+    Trainer.drop_state(SimpleNamespace(model=model, optimizer=None, accelerator=SimpleNamespace(scaler=scaler)))
     assert all(parameter.grad is None for parameter in model.parameters())
     unscale()
     assert torch.equal(model.weight.grad, torch.ones(2, 2))  # unscaled exactly once

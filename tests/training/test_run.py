@@ -312,7 +312,7 @@ def test_a_run_killed_within_an_epoch_resumes_from_the_epoch_before(
     job = job_of(tiny_model, reviews, epochs=3)
     uninterrupted = train(job, out=tmp_path / "uninterrupted", device="cpu", quiet=True)
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "run_micro_batches", interrupting(trainer.run_micro_batches, at=17))
+        patched.setattr(trainer, "train_batch", interrupting(trainer.train_batch, at=17))
         with pytest.raises(KeyboardInterrupt):
             train(job, out=tmp_path / "stopped", device="cpu", quiet=True)
     again = train(job, out=tmp_path / "stopped", device="cpu", resume=True, quiet=True)
@@ -323,14 +323,14 @@ def test_a_run_killed_within_an_epoch_resumes_from_the_epoch_before(
         torch.testing.assert_close(found[name], weight, rtol=0, atol=0)
 
 
-def interrupting(run_micro_batches: Any, at: int) -> Any:
+def interrupting(train_batch: Any, at: int) -> Any:
     calls: list[int] = []
 
     def run(*args: Any) -> torch.Tensor:
         calls.append(1)
         if len(calls) == at:
             raise KeyboardInterrupt
-        return run_micro_batches(*args)
+        return train_batch(*args)
 
     return run
 
@@ -345,11 +345,11 @@ def test_a_nan_loss_stops_the_run(
 
     def with_nan(*args: Any) -> torch.Tensor:
         calls.append(1)
-        loss = run_micro_batches(*args)
+        loss = train_batch(*args)
         return loss * float("nan") if len(calls) == 10 else loss
 
-    run_micro_batches = trainer.run_micro_batches
-    monkeypatch.setattr(trainer, "run_micro_batches", with_nan)
+    train_batch = trainer.train_batch
+    monkeypatch.setattr(trainer, "train_batch", with_nan)
     job = job_of(tiny_model, reviews, epochs=2)
     with pytest.raises(LossNotFinite, match=r"nan after 9 steps.*checkpoint-7 holds the last good weights.*0.00025"):
         train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)
@@ -364,16 +364,16 @@ def test_a_nan_gradient_stops_the_run(
     """In the last step of an epoch, with and without clipping."""
     from tightfit.training import trainer
 
-    run_micro_batches, calls = trainer.run_micro_batches, []
+    train_batch, calls = trainer.train_batch, []
 
     def with_nan(model: Any, *args: Any) -> torch.Tensor:
         calls.append(1)
-        loss = run_micro_batches(model, *args)
+        loss = train_batch(model, *args)
         if len(calls) == 7:
             next(model.parameters()).grad.fill_(float("nan"))
         return loss
 
-    monkeypatch.setattr(trainer, "run_micro_batches", with_nan)
+    monkeypatch.setattr(trainer, "train_batch", with_nan)
     job = job_of(tiny_model, reviews, max_grad_norm=max_grad_norm)
     with pytest.raises(LossNotFinite, match="gradient became nan after 6 steps"):
         train(job, out=tmp_path / "run", device="cpu", quiet=True, preflight=False)

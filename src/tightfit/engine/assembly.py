@@ -70,9 +70,9 @@ def assemble(
     return parts
 
 
-def build_optimizer(parts: Parts) -> torch.optim.Optimizer:
-    """The recipe's optimizer over the trainable parameters, run inside the backward pass if the recipe says so."""
-    optimizer = parts.new_optimizer(parameter_groups(parts))
+def build_optimizer(parts: Parts, given: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
+    """The given optimizer, or the recipe's, run inside the backward pass if the recipe says so."""
+    optimizer = parts.new_optimizer(parameter_groups(parts)) if given is None else given
     parts.stepping.prepare(optimizer, parts.max_grad_norm)
     return optimizer
 

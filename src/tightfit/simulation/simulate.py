@@ -16,7 +16,17 @@ from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import OTHER
-from tightfit.engine.step import run_micro_batches
+from tightfit.engine.step import (
+    clip_gradients,
+    encode_batch,
+    evaluate_batch,
+    finish_model,
+    model_loss,
+    optimizer_step,
+    restore,
+    save,
+    train_batch,
+)
 from tightfit.ops.buffer_pool import release_active
 from tightfit.ops.fake import new_context, on_host, row_lengths
 from tightfit.processes import process_lock
@@ -101,7 +111,7 @@ def trace_training(
         _train(batches, optimizer, shapes, tracer)
         _evaluate(batches, shapes, tracer)
         sizes = parts.parameters, parts.trainable_parameters
-        _save_and_load_best(parts, trace)
+        _save_and_restore(parts, trace)
     op_counts = ((1, tracer.op_counts),)
     return TracedTraining(trace, parts, shapes, *sizes, op_counts, op_counts)
 
@@ -148,22 +158,24 @@ def _to_unless_noop(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch
 def _cache_features(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> None:
     """Run the frozen encoder; its cached outputs are written to a file, so none of them stay in memory."""
     for rows, length in shapes.encoder:
-        with tracer.trace.section("features", rows, length), tracer.trace.phase("features"):
-            batches.parts.source.encode(batches.tokens(rows, length), check=False)
+        with tracer.trace.section("features", rows, length):
+            encode_batch(batches.parts, batches.tokens(rows, length), tracer.trace.phase, check=False)
 
 
 def _train(batches: _FakeBatches, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer) -> None:
     """One pass over the micro-batches and two optimizer steps: the first allocates the state, the second reuses it."""
-    parts = batches.parts
-    tracer.trace.mark(PASS_START)
-    run_micro_batches(
-        parts.model.train(), _fake_micro_batches(batches, shapes, tracer), torch.Tensor.backward, tracer.trace.phase
+    parts, trace = batches.parts, tracer.trace
+    trace.mark(PASS_START)
+    train_batch(
+        parts.model, _fake_micro_batches(batches, shapes, tracer), model_loss, torch.Tensor.backward, trace.phase
     )
-    tracer.trace.mark(PASS_END)
-    _step(parts, optimizer, tracer, clip=parts.max_grad_norm)
-    tracer.trace.mark(STATE_ALLOCATED)
-    _step(parts, optimizer, tracer, clip=0)
-    tracer.trace.mark(STEPS_END)
+    trace.mark(PASS_END)
+    if parts.max_grad_norm:  # keeps no memory, so once is enough
+        clip_gradients(parts.model, parts.max_grad_norm, trace.phase)
+    optimizer_step(partial(_step, optimizer, tracer), trace.phase)
+    trace.mark(STATE_ALLOCATED)
+    optimizer_step(partial(_step, optimizer, tracer), trace.phase)
+    trace.mark(STEPS_END)
     parts.model.zero_grad()
 
 
@@ -176,12 +188,9 @@ def tag_gradients(parameters: Iterable[torch.nn.Parameter], tracer: Tracer) -> N
             )
 
 
-def _step(parts: Parts, optimizer: torch.optim.Optimizer, tracer: Tracer, *, clip: float) -> None:
-    with tracer.trace.phase("step"):
-        if clip:  # keeps no memory, so once is enough
-            torch.nn.utils.clip_grad_norm_(parts.model.parameters(), clip)
-        optimizer.step()
-        tag_state(optimizer, tracer)
+def _step(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
+    optimizer.step()
+    tag_state(optimizer, tracer)
 
 
 def tag_state(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
@@ -195,27 +204,25 @@ def tag_state(optimizer: torch.optim.Optimizer, tracer: Tracer) -> None:
 
 def _evaluate(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> None:
     for rows, length in shapes.evaluation:
-        with (
-            tracer.trace.section("evaluation", rows, length),
-            tracer.trace.phase("evaluate"),
-            torch.no_grad(),
-        ):
-            batches.parts.model.eval()(**batches.step(rows, length))
+        with tracer.trace.section("evaluation", rows, length):
+            evaluate_batch(batches.parts.model, batches.step(rows, length), tracer.trace.phase, _forward)
 
 
-def _save_and_load_best(parts: Parts, trace: Trace) -> None:
+def _forward(model: torch.nn.Module, batch: Batch) -> Any:
+    return model(**batch)
+
+
+def _save_and_restore(parts: Parts, trace: Trace) -> None:
     """Saving writes directly from the weights; loading reads one tensor at a time into host memory.
 
     Every training run loads weights, since the pre-flight restores them. There is no optimizer state at that point, so
     this is the upper bound.
     """
-    trace.start_phase("save")
+    save(parts, lambda weights: None, trace.phase)
     if parts.device.kind != "cuda":
-        with trace.phase("load-best"), torch.no_grad():
-            for weight in parts.checkpoint_weights.values():
-                weight.copy_(torch.empty_like(weight))
-    with trace.phase("save"):
-        parts.export.finish(None)
+        weights = parts.checkpoint_weights
+        restore(weights, lambda name: torch.empty_like(weights[name]), trace.phase)
+    finish_model(parts, None, trace.phase)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightfit.engine.step import restore
 from tightfit.errors import OutputError, SaveFailed, first_line, is_out_of_memory
 from tightfit.files import atomic_dir, atomic_remove, chunks_of
 from tightfit.runs.folder import MANIFEST, checkpoints_in, latest_checkpoint, step_of
@@ -17,6 +18,8 @@ from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
+
+    from tightfit.engine.step import PhaseContext
 
 
 @contextlib.contextmanager
@@ -113,11 +116,11 @@ def as_load_error(checkpoint: str | Path | None) -> Iterator[None]:
         ) from error
 
 
-def rotate_checkpoints(folder: Path, count: int, best: Path | None) -> None:
-    """Remove the oldest, never the best or the last; checkpoint-0 goes as soon as there is another."""
+def rotate_checkpoints(folder: Path, limit: int | None, best: Path | None) -> None:
+    """Remove the oldest beyond `limit`, never the best or the last; checkpoint-0 goes as soon as there is another."""
     oldest_first = sorted(checkpoints_in(folder), key=step_of)
     spare = [path for path in oldest_first[:-1] if path != best]
-    too_many = max(0, len(oldest_first) - count)
+    too_many = max(0, len(oldest_first) - limit) if limit and limit > 0 else 0  # as in TrainingArguments
     for number, path in enumerate(spare):
         if number < too_many or step_of(path) == 0:
             atomic_remove(path)
@@ -135,18 +138,17 @@ def _digest(path: Path) -> list[int]:
     return [size, checksum]
 
 
-def load_weights_in_place(file: Path, model: torch.nn.Module) -> bool:
+def load_weights_in_place(file: Path, model: torch.nn.Module, phase: PhaseContext) -> bool:
     """Copy saved weights into a model one tensor at a time; False if the file is missing or has other tensor names."""
     if not file.is_file():
         return False
-    import torch
     from safetensors import safe_open
 
     own = model.state_dict()
     # With mmap the whole file would become resident in addition to the weights.
-    with safe_open(file, framework="pt", backend="pread") as saved, torch.no_grad():
-        if not set(saved.keys()) <= set(own):
+    with safe_open(file, framework="pt", backend="pread") as saved:
+        names = set(saved.keys())
+        if not names <= set(own):
             return False
-        for name in saved.keys():  # noqa: SIM118, it is not a dict
-            own[name].copy_(saved.get_tensor(name))
+        restore({name: weight for name, weight in own.items() if name in names}, saved.get_tensor, phase)
     return True

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tightfit.data.batches import LengthBuckets, sample_batches
+from tightfit.engine.step import optimizer_step
 from tightfit.errors import OutOfMemory, PreflightFailed
 from tightfit.job import Job
 from tightfit.training.recovery import PartialStep
@@ -62,9 +63,9 @@ def run_preflight(trainer: Trainer, worst: WorstBatch) -> float:
 def _attempt(trainer: Trainer, worst: WorstBatch) -> bool:
     """False if memory ran out during a step; the next attempt uses fewer rows."""
     try:
-        trainer.try_step(worst.train[-1:])
-        trainer.try_batch(worst.train)
-        trainer.try_evaluation(worst.evaluation)
+        try_step(trainer, worst.train[-1:])
+        try_batch(trainer, worst.train)
+        try_evaluation(trainer, worst.evaluation)
     except PartialStep as error:
         trainer.report(str(error))
         return False
@@ -73,3 +74,25 @@ def _attempt(trainer: Trainer, worst: WorstBatch) -> bool:
     finally:
         trainer.restore()
     return True
+
+
+def try_step(trainer: Trainer, rows: list[int]) -> None:
+    """Forward, backward and optimizer step of a training batch of these rows; the schedule does not advance."""
+    try_batch(trainer, rows, keep_gradients=True)
+    for parameter in trainer.model.parameters():
+        if parameter.grad is not None:  # in fp16 it is scaled and may be infinite, which only a scaler handles
+            parameter.grad.zero_()
+    optimizer_step(trainer.inner_optimizer.step, trainer.meter.phase)
+    trainer.model.zero_grad()
+
+
+def try_batch(trainer: Trainer, rows: list[int], *, keep_gradients: bool = False) -> None:
+    """Forward and backward of a training batch of these rows."""
+    trainer.training_step(trainer.model_wrapped, trainer.collate_rows(trainer.train_dataset, rows))
+    if not keep_gradients:
+        trainer.model.zero_grad()
+
+
+def try_evaluation(trainer: Trainer, rows: list[int]) -> None:
+    """One evaluation batch of these rows."""
+    trainer.prediction_step(trainer.model_wrapped, trainer.collate_rows(trainer.eval_dataset, rows), False)

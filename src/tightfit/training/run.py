@@ -23,6 +23,7 @@ from tightfit.data.tokens import Tokens
 from tightfit.device import Budget, Device, find_device
 from tightfit.engine.meter import Meter, meter_for
 from tightfit.engine.oom import drop_frames, free_memory, release_memory_on_error
+from tightfit.engine.step import encode_batch, finish_model
 from tightfit.errors import BadInput, DoesNotFit, OutOfMemory, PreflightFailed, RecipeError, TightfitError, suggest
 from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
@@ -322,7 +323,7 @@ def save_model(trainer: Trainer, folder: Path) -> None:
     The saved model is an ordinary one: a LoRA adapter is merged into its weights or saved in files of its own.
     """
     with atomic_dir(folder / "model") as tmp:
-        trainer.parts.export.finish(tmp)
+        finish_model(trainer.parts, tmp, trainer.meter.phase)
         trainer.save_model(str(tmp))
     for path in sorted((folder / "model").iterdir()):
         path.replace(folder / path.name)
@@ -389,4 +390,4 @@ def _cached(trainer: Trainer, tokens: Tokens, rows: Sequence[int], on_progress: 
 
 def _features(trainer: Trainer, batch: Batch) -> Batch:
     with trainer.accelerator.autocast():
-        return trainer.parts.source.encode(batch, check=True)
+        return encode_batch(trainer.parts, batch, trainer.meter.phase, check=True)

@@ -300,9 +300,9 @@ def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int
         )
 
 
-def checkpoint_bytes(parts: Parts, optimizer: torch.optim.Optimizer) -> int:
-    """Size of a checkpoint written now: its weights and the optimizer state."""
-    return _saved_bytes(parts) + _state_bytes(optimizer)
+def checkpoint_bytes(parts: Parts, optimizer: torch.optim.Optimizer | None) -> int:
+    """Size of a checkpoint written now: its weights and, if it holds it, the optimizer state."""
+    return _saved_bytes(parts) + (0 if optimizer is None else _state_bytes(optimizer))
 
 
 def _saved_bytes(parts: Parts) -> int:

@@ -56,10 +56,9 @@ def _attention(
     trainable_mask = attn_mask is not None and attn_mask.requires_grad  # T5's position bias
     if dropout_p or trainable_mask or not fusible:
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **rest)
-    out, _ = flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, attn_mask=additive_mask(attn_mask, query.dtype), scale=scale
-    )
-    return out
+    mask = additive_mask(attn_mask, query.dtype)
+    out = flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
+    return out  # noqa: RET504, the mask is freed last, as in torch
 
 
 def additive_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
