@@ -12,14 +12,12 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
-
-    from tightfit.job import Job
 
     Batch = dict[str, torch.Tensor]
     Spans = list[tuple[int, int]]
@@ -34,7 +32,25 @@ _CHUNK_COST_TOKENS = 64  # measured on a CPU: a row takes 1.07 times as long in 
 # Row order
 
 
-def num_steps(job: Job, rows: int) -> int:
+class Schedule(Protocol):
+    """What determines the batches of a training run; a job is one."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def epochs(self) -> float: ...
+
+    @property
+    def max_steps(self) -> int | None: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+
+def num_steps(job: Schedule, rows: int) -> int:
     """The number of optimizer steps of a whole training run."""
     return job.max_steps or math.ceil(job.epochs * math.ceil(rows / job.batch_size))
 
@@ -79,7 +95,7 @@ class BucketSampler:
         return iter(self.buckets.order(self.seed + self.epoch).tolist())
 
 
-def batch_indices(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Iterator[IntArray]:
+def batch_indices(job: Schedule, rows: int, buckets: LengthBuckets | None = None) -> Iterator[IntArray]:
     """The rows of every batch of a training run, in the order of accelerate's seeded sampler or of BucketSampler."""
     left = num_steps(job, rows)
     epoch = 0
@@ -91,13 +107,13 @@ def batch_indices(job: Job, rows: int, buckets: LengthBuckets | None = None) -> 
         epoch += 1
 
 
-def sample_batches(job: Job, rows: int, buckets: LengthBuckets | None = None) -> Iterator[IntArray]:
+def sample_batches(job: Schedule, rows: int, buckets: LengthBuckets | None = None) -> Iterator[IntArray]:
     """The first batches of a training run: at least one epoch, but bounded, as max_steps may be a billion."""
     most = max(math.ceil(rows / job.batch_size), min(_SAMPLED_BATCHES, _SAMPLED_ROWS // job.batch_size))
     return itertools.islice(batch_indices(job, rows, buckets), most)
 
 
-def rows_seen(job: Job, rows: int, buckets: LengthBuckets | None = None) -> IntArray:
+def rows_seen(job: Schedule, rows: int, buckets: LengthBuckets | None = None) -> IntArray:
     """The rows that a training run uses: not all of them if it has less than an epoch of steps."""
     if num_steps(job, rows) >= math.ceil(rows / job.batch_size):
         return np.arange(rows)

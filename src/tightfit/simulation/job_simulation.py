@@ -17,6 +17,7 @@ from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
 from tightfit.engine.dataset import prefetched_stats
 from tightfit.engine.model_source import JobModel, ModelSource
+from tightfit.engine.step import model_loss
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.models import load_tokenizer
@@ -39,6 +40,8 @@ from tightfit.tasks import find_task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from tightfit.engine.step import LossFn
+
 
 _MIN_BLOCKS = 2  # the first and the last layer (or group of layers) may differ from those between
 
@@ -55,6 +58,7 @@ class SimulationSetup:
     """Whether a model whose code reads tensor values may be traced on real tensors."""
     job: Job | None = None
     """The job that it was made from."""
+    loss: LossFn = model_loss
 
     @classmethod
     def of(
@@ -108,7 +112,7 @@ class SimulationSetup:
     ) -> TracedTraining:
         model = self.model.without_weights()
         build = partial(assemble, model, self.settings, recipe, self.device, layers=layers)
-        return trace_training(build, self.device, self.batch, shapes, fake=fake)
+        return trace_training(build, self.device, self.batch, shapes, self.loss, fake=fake)
 
     def process_bytes(self) -> int:
         """Bytes of the process, or of the CUDA context, without any tensor."""

@@ -41,6 +41,7 @@ from tightfit.strategies.parts import Parts, Precision
 
 if TYPE_CHECKING:
     from tightfit.data.batches import Batch
+    from tightfit.engine.step import LossFn
 
 
 with contextlib.suppress(ImportError):  # the command line may block peft, see optional_imports.py
@@ -85,6 +86,7 @@ def trace_training(
     device: Device,
     spec: BatchSpec,
     choose_shapes: Callable[[Parts], BatchShapes],
+    loss: LossFn = model_loss,
     *,
     fake: bool = True,
 ) -> TracedTraining:
@@ -108,7 +110,7 @@ def trace_training(
         tag_gradients(parts.model.parameters(), tracer)  # before the recipe's hooks, which may free the gradients
         optimizer = build_optimizer(parts)
         optimizer.step = tracer.optimizing()(optimizer.step)
-        _train(batches, optimizer, shapes, tracer)
+        _train(batches, optimizer, shapes, tracer, loss)
         _evaluate(batches, shapes, tracer)
         sizes = parts.parameters, parts.trainable_parameters
         _save_and_restore(parts, trace)
@@ -162,13 +164,14 @@ def _cache_features(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) 
             encode_batch(batches.parts, batches.tokens(rows, length), tracer.trace.phase, check=False)
 
 
-def _train(batches: _FakeBatches, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer) -> None:
+def _train(
+    batches: _FakeBatches, optimizer: torch.optim.Optimizer, shapes: BatchShapes, tracer: Tracer, loss: LossFn
+) -> None:
     """One pass over the micro-batches and two optimizer steps: the first allocates the state, the second reuses it."""
     parts, trace = batches.parts, tracer.trace
     trace.mark(PASS_START)
-    train_batch(
-        parts.model, _fake_micro_batches(batches, shapes, tracer), model_loss, torch.Tensor.backward, trace.phase
-    )
+    micro_batches = _fake_micro_batches(batches, shapes, tracer)
+    train_batch(parts.model, micro_batches, loss, torch.Tensor.backward, trace.phase)
     trace.mark(PASS_END)
     if parts.max_grad_norm:  # keeps no memory, so once is enough
         clip_gradients(parts.model, parts.max_grad_norm, trace.phase)

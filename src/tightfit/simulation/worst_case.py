@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tightfit.data.batches import rows_seen, sample_batches
+from tightfit.data.batches import Schedule, rows_seen, sample_batches
 from tightfit.data.batching import Batching, BatchShape, Size, tokens_of
-from tightfit.job import Job
 from tightfit.ops.fake import real_tensors
 from tightfit.strategies.parts import Parts
 
@@ -61,14 +60,14 @@ class Lengths:
     """Lengths of the validation rows, longest first."""
     per_epoch: int = 1
     """Batches per epoch, also where training stops earlier."""
-    job: Job | None = None
+    job: Schedule | None = None
     train: tuple[int, ...] = ()
     """Lengths of all training rows, for recipes that batch them in another order."""
 
     @classmethod
-    def of(cls, job: Job, train: Sequence[int], validation: Sequence[int]) -> Lengths:
+    def of(cls, job: Schedule, train: Sequence[int], validation: Sequence[int]) -> Lengths:
         """The batches as the job's seed shuffles them, from the lengths of all rows."""
-        batches = _sorted_batches(job, tuple(train), Batching(job.batch_size, job.max_length))
+        batches = _sorted_batches(job, tuple(train), Batching(job.batch_size, max(train)))
         per_epoch = math.ceil(len(train) / job.batch_size)
         return cls(batches, tuple(sorted(validation, reverse=True)), per_epoch, job, tuple(train))
 
@@ -151,7 +150,7 @@ def _truncate(lengths: tuple[int, ...], longest: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _sorted_batches(job: Job, lengths: tuple[int, ...], batching: Batching) -> IntArray:
+def _sorted_batches(job: Schedule, lengths: tuple[int, ...], batching: Batching) -> IntArray:
     """One row per batch, longest first; 0 where the batch has fewer rows."""
     size, array = min(job.batch_size, len(lengths)), np.array(lengths)
     batches = sample_batches(job, len(lengths), batching.buckets(lengths))

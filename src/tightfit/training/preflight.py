@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tightfit.data.batches import LengthBuckets, sample_batches
+from tightfit.data.batches import LengthBuckets, Schedule, sample_batches
 from tightfit.engine.step import optimizer_step
 from tightfit.errors import OutOfMemory, PreflightFailed
-from tightfit.job import Job
 from tightfit.training.recovery import PartialStep
 from tightfit.training.rng_state import RngState
 
@@ -39,7 +38,7 @@ class WorstBatch:
 
 
 def find_worst_batch(
-    job: Job, parts: Parts, train: Sequence[int], validation: Sequence[int], buckets: LengthBuckets | None = None
+    job: Schedule, parts: Parts, train: Sequence[int], validation: Sequence[int], buckets: LengthBuckets | None = None
 ) -> WorstBatch:
     """Find them among the batches that the seed gives, from the lengths of all texts."""
     batching = parts.step_batching

@@ -211,7 +211,8 @@ class Trainer(CheckpointTrainer):
     def collate_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, as the data loader delivers it."""
         collate = self._get_collator_with_removed_columns(self.data_collator)
-        return dict(collate(dataset.__getitems__(rows)))
+        fetch = getattr(dataset, "__getitems__", None)  # several rows at once, where the data set can
+        return dict(collate(fetch(rows) if fetch else [dataset[row] for row in rows]))
 
     def prepare_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, on the device."""
