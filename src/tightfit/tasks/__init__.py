@@ -5,8 +5,9 @@ from __future__ import annotations
 from tightfit.errors import BadInput, suggest
 from tightfit.tasks.base import Task
 from tightfit.tasks.text_classification import TextClassification
+from tightfit.tasks.text_regression import TextRegression
 
-_ALL: tuple[type[Task], ...] = (TextClassification,)
+_ALL: tuple[type[Task], ...] = (TextClassification, TextRegression)
 
 TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 

@@ -1,0 +1,134 @@
+"""Text regression: a number for a text or a pair of texts, such as a rating or how similar two sentences are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from tightfit.data.columns import ColumnNames, Columns
+from tightfit.data.labels import Labels
+from tightfit.data.rows import Flaw, Flaws, Rows
+from tightfit.errors import DataError
+from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
+
+if TYPE_CHECKING:
+    from transformers import EvalPrediction
+
+    Array = np.ndarray[Any, Any]
+
+_LABEL_COLUMNS = (
+    "score", "similarity", "similarity_score", "label", "labels", "target", "rating", "stars", "value", "y",
+    "分数", "得分", "评分", "相似度", "标签",
+)  # fmt: skip
+_NOT_A_NUMBER = Flaw("whose label is not a number dropped", dropped=True)
+
+
+@dataclass(frozen=True)
+class NumberPrediction(Prediction):
+    """A predicted number."""
+
+    score: float
+
+    def columns(self) -> dict[str, Any]:
+        return {"prediction": round(self.score, 4)}
+
+    def __str__(self) -> str:
+        return f"{self.score:.4f}"
+
+
+class TextRegression(TextTask):
+    """A number for a text or a pair of texts, trained with the mean squared error."""
+
+    name: ClassVar[str] = "text-regression"
+    summary: ClassVar[str] = "a number for a text or a pair of texts, such as a rating or a similarity"
+    column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
+    no_label: ClassVar[str] = "has no numbers"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("pearson", "Pearson correlation"),
+        Metric("spearman", "Spearman correlation"),
+    )
+    learned: ClassVar[str] = "predicts a number"
+    example: ClassVar[str] = "a text to score"
+    zh: ClassVar[Mapping[str, str]] = {
+        "a number for a text or a pair of texts, such as a rating or a similarity": (
+            "为一段文本或一对文本预测一个数值，例如评分或相似度"
+        ),
+        "Pearson correlation": "皮尔逊相关系数",
+        "Spearman correlation": "斯皮尔曼相关系数",
+        "predicts a number": "预测一个数值",
+        "a text to score": "要打分的文本",
+    }
+    script: ClassVar[Script | None] = Script(
+        imports="from scipy.stats import pearsonr, spearmanr",
+        head="AutoModelForSequenceClassification",
+        collator="DataCollatorWithPadding",
+        labels="",
+        label="float(row[LABEL])",
+        config='num_labels=1, problem_type="regression"',
+        metrics="""\
+def compute_metrics(output):
+    predicted = np.squeeze(output.predictions, axis=-1)
+    return {
+        "pearson": pearsonr(predicted, output.label_ids).statistic,
+        "spearman": spearmanr(predicted, output.label_ids).statistic,
+    }
+""",
+    )
+
+    def read_label(self, value: Any) -> tuple[float, Flaws]:
+        """A finite number, also as text."""
+        if value is None or value != value or (isinstance(value, str) and not value.strip()):  # NaN != NaN
+            return 0.0, (NO_LABEL,)
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return 0.0, (_NOT_A_NUMBER,)
+        return (number, ()) if math.isfinite(number) and not isinstance(value, bool) else (0.0, (_NOT_A_NUMBER,))
+
+    def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
+        """No classes; at least two different numbers."""
+        numbers = set(rows.dataset["label"])
+        if len(numbers) == 1:
+            raise DataError(
+                f"{rows.name}: all {len(rows):,} rows have the number {numbers.pop():g}: "
+                "there is nothing to learn from them."
+            )
+        return Labels()
+
+    def describe(self, columns: Columns, labels: Labels) -> str:
+        return f"{super().describe(columns, labels)}, numbers from '{columns.label[0]}'"
+
+    def encode_labels(self, values: list[Any], labels: Labels) -> list[float]:
+        return values
+
+    def config_changes(self, labels: Labels) -> dict[str, Any]:
+        return {"num_labels": 1, "problem_type": "regression"}
+
+    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+        """Pearson correlation of predicted and true numbers, and of their ranks (Spearman)."""
+        predicted, truth = prediction.predictions.squeeze(axis=-1), prediction.label_ids
+        return {
+            "pearson": _correlation(predicted, truth),
+            "spearman": _correlation(_ranks(predicted), _ranks(truth)),
+        }
+
+    def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> list[NumberPrediction]:
+        return [NumberPrediction(float(logits[0])) for logits in outputs]
+
+
+def _correlation(first: Array, second: Array) -> float:
+    """0 where it is not defined, because one side does not vary: such a model has learned nothing yet."""
+    first, second = (side.astype(np.float64) - side.mean(dtype=np.float64) for side in (first, second))
+    norm = float(np.sqrt((first**2).sum() * (second**2).sum()))
+    return float((first * second).sum() / norm) if norm > 0 else 0.0
+
+
+def _ranks(values: Array) -> Array:
+    """The rank of each value; equal values share the mean of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
