@@ -30,28 +30,29 @@ def label(name: str) -> str:
 
 def strategies(language: str) -> str:
     """Every strategy with its settings."""
-    words, rows = source.strings(language), []
+    rows = []
     for row in source.strategy_rows():
         settings = f"<br>`{row.settings}`" if row.settings else ""
-        frees = words.join(words.kind(kind) for kind in row.frees.split(", ") if kind)
-        rows.append((f"`{row.name}`{settings}", f"`{row.result}`", frees or "–", words.strategy(row.name)))
+        frees = source.joined((source.kind_name(kind, language) for kind in row.frees.split(", ") if kind), language)
+        summary = source.text(row.summary, language)
+        rows.append((f"`{row.name}`{settings}", f"`{row.result}`", frees or "–", summary))
     return table(HEADINGS["strategies"][language], rows)
 
 
 def strategies_short(language: str) -> str:
     """The strategies by the kind of memory they free and by their effect on the result."""
-    words, found = source.strings(language), source.strategy_rows()
+    found = source.strategy_rows()
     kinds = dict.fromkeys(kind for row in found for kind in row.frees.split(", ") if kind)
-    rows = [(words.kind(kind), *_by_result(kind, found, words)) for kind in kinds]
-    rows.append((HEADINGS["only-time"][language][0], *_by_result("", found, words)))
+    rows = [(source.kind_name(kind, language), *_by_result(kind, found, language)) for kind in kinds]
+    rows.append((HEADINGS["only-time"][language][0], *_by_result("", found, language)))
     return table(HEADINGS["strategies-short"][language], rows)
 
 
-def _by_result(kind: str, found: list[Any], words: Any) -> list[str]:
+def _by_result(kind: str, found: list[Any], language: str) -> list[str]:
     """The names of the strategies that free a kind, one cell for each effect on the result."""
     here = [row for row in found if kind in row.frees.split(", ")]
     cells = [[f"`{row.name}`" for row in here if row.result == result] for result in ("same", "close", "different")]
-    return [words.join(names) or "–" for names in cells]
+    return [source.joined(names, language) or "–" for names in cells]
 
 
 def folders(_: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,32 @@ def strategy_rows() -> list[Any]:
     return strategy_rows()
 
 
-def strings(language: str) -> Any:
-    """The report's strings: names of kinds and phases, descriptions of strategies."""
-    from tightfit.report.i18n.strings import Strings
+def text(message: str, language: str) -> str:
+    """A message of the program in a language."""
+    from tightfit.i18n import render
 
-    return Strings.of(language)
+    return render(message, language)
 
 
-def phase_name(language: str) -> Any:
-    """A function from a phase to its name."""
-    return strings(language).phase
+def joined(items: Iterable[str], language: str) -> str:
+    """A list in the language's punctuation."""
+    from tightfit.messages import listed
+
+    return text(listed(items), language)
+
+
+def kind_name(kind: str, language: str) -> str:
+    """A kind of memory."""
+    from tightfit.report.names import kind_name
+
+    return text(kind_name(kind), language)
+
+
+def phase_name(phase: str) -> str:
+    """A phase."""
+    from tightfit.report.names import phase_name
+
+    return str(phase_name(phase))
 
 
 def format_seconds(seconds: float) -> str:
@@ -68,7 +85,7 @@ def comparison_figure(path: Path) -> Any:
     from tightfit.comparison.comparison import load_comparison
     from tightfit.report.charts import comparison_chart
 
-    return comparison_chart(load_comparison(path), strings("en"))
+    return comparison_chart(load_comparison(path))
 
 
 def scatter_figure(measured: list[int], predicted: list[int]) -> Any:
@@ -82,14 +99,14 @@ def phases_figure(phases: dict[str, Any], overhead_bytes: int, measured: dict[st
     """Memory by phase and kind, predicted and measured."""
     from tightfit.report.charts import memory
 
-    return memory(phases, overhead_bytes, measured, name=phase_name("en"))
+    return memory(phases, overhead_bytes, measured, name=phase_name)
 
 
 def kind_colours(kinds: list[str], estimate: dict[str, Any]) -> list[tuple[str, str]]:
     """Colour and name of each kind of memory."""
     from tightfit.report.figures import kind_keys
 
-    return [(key.colour, key.name) for key in kind_keys(kinds, estimate, strings("en"))]
+    return [(key.colour, str(key.name)) for key in kind_keys(kinds, estimate)]
 
 
 def add_legend(figure: Any, keys: list[tuple[str, str]]) -> None:
@@ -98,7 +115,7 @@ def add_legend(figure: Any, keys: list[tuple[str, str]]) -> None:
 
     from tightfit.report.charts import MEASURED
 
-    entries = [*keys, (MEASURED, strings("en")("measured"))]
+    entries = [*keys, (MEASURED, "measured")]
     patches = [Patch(color=colour, label=name) for colour, name in entries]
     figure.legend(handles=patches, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
 

@@ -256,6 +256,13 @@ def adam_8bit_update(
     )
 
 
+def translate_typer(translate: Callable[[str], str]) -> None:
+    """Let typer translate the headings and notes of its help pages with this function instead of gettext."""
+    import typer.core
+
+    typer.core._ = translate  # type: ignore[attr-defined, assignment]
+
+
 def field_defaults(cls: Any) -> dict[str, Any]:
     """The fields of a pydantic dataclass with their defaults; PydanticUndefined for required ones."""
     return {name: field.default for name, field in cls.__pydantic_fields__.items()}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 from tightfit.errors import BadInput, suggest
 from tightfit.gpus import APPLE, CUDA_CONTEXT, GPU, NVIDIA
+from tightfit.messages import Message, msg
 from tightfit.units import format_bytes, parse_bytes
 
 KINDS = ("cpu", "cuda", "mps")
@@ -60,27 +62,33 @@ def find_device_or_gpu(name: str | None = None) -> Device:
         return gpu
     if name is None or name.partition(":")[0] in KINDS:
         return find_device(name)
-    raise BadInput(f"There is no device '{name}': {suggest(name, [*KINDS, *GPUS])}")
+    raise BadInput(_no_device(name, [*KINDS, *GPUS]))
 
 
-def _unknown_device(name: str) -> str:
+def _unknown_device(name: str) -> Message:
     if gpu := find_gpu(name):
-        return f"'{gpu.label}' is for estimates only; training runs on this machine: use --device cuda or cpu."
-    return f"There is no device '{name}': {suggest(name, KINDS)}"
+        return msg(
+            "'{gpu}' is for estimates only; training runs on this machine: use --device cuda or cpu.", gpu=gpu.label
+        )
+    return _no_device(name, KINDS)
+
+
+def _no_device(name: str, known: Iterable[str]) -> Message:
+    return msg("There is no device '{name}': {suggestion}", name=name, suggestion=suggest(name, known))
 
 
 def _cpu() -> Device:
     import psutil
 
     # torch computes bf16 on every CPU; fp16 needs gradient scaling, which is for GPUs only.
-    return Device("cpu", "this machine's CPU", bf16=True, fp16=False, total_bytes=psutil.virtual_memory().total)
+    return Device("cpu", msg("this machine's CPU"), bf16=True, fp16=False, total_bytes=psutil.virtual_memory().total)
 
 
 def _mps() -> Device:
     import torch
 
     if not torch.backends.mps.is_available():
-        raise BadInput("torch finds no Apple GPU: use --device cpu.")
+        raise BadInput(msg("torch finds no Apple GPU: use --device cpu."))
     return Device("mps", "Apple GPU", bf16=True, fp16=True, total_bytes=torch.mps.recommended_max_memory())
 
 
@@ -90,14 +98,21 @@ def _cuda(index: int) -> Device:
 
     count = torch.cuda.device_count()
     if index >= count:
-        found = f"{count} CUDA GPU(s)" if count else "no CUDA GPU"
+        found = msg("{count} CUDA GPU(s)", count=count) if count else msg("no CUDA GPU")
         raise BadInput(
-            f"torch finds {found}, so 'cuda:{index}' cannot be used: use --device cpu, or install torch with CUDA."
+            msg(
+                "torch finds {found}, so 'cuda:{index}' cannot be used: use --device cpu, or install torch with CUDA.",
+                found=found,
+                index=index,
+            )
         )
     if index:
         raise BadInput(
-            f"'cuda:{index}' cannot be used, as transformers trains on the first visible GPU: "
-            f"set CUDA_VISIBLE_DEVICES={index} and use --device cuda."
+            msg(
+                "'cuda:{index}' cannot be used, as transformers trains on the first visible GPU: "
+                "set CUDA_VISIBLE_DEVICES={index} and use --device cuda.",
+                index=index,
+            )
         )
     properties = torch.cuda.get_device_properties(index)
     return Device(
@@ -169,18 +184,25 @@ class Budget:
         return cls(parse_bytes(size) if isinstance(size, str) else size, where)
 
     @cached_property
-    def warning(self) -> str | None:
+    def warning(self) -> Message | None:
         """A warning if the budget is larger than the device's memory."""
         total = self.device.total_bytes
         if total is None or self.size <= total:
             return None
-        return (
-            f"the budget of {format_bytes(self.size)} is more than {self.device.label} has "
-            f"({format_bytes(total)}): a plan may fit the budget but not the device"
+        return msg(
+            "the budget of {budget} is more than {device} has ({total}): a plan may fit the budget but not the device",
+            budget=format_bytes(self.size),
+            device=self.device.label,
+            total=format_bytes(total),
         )
 
+    @property
+    def title(self) -> Message:
+        """Its size and device, for messages."""
+        return msg("{size} on {device}", size=format_bytes(self.size), device=self.device.label)
+
     def __str__(self) -> str:
-        return f"{format_bytes(self.size)} on {self.device.label}"
+        return self.title
 
 
 def _available(device: Device) -> int:

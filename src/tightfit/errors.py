@@ -20,7 +20,12 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tightfit.messages import Message, msg, verbatim
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _MAX_CHARACTERS = 1000
 OOM_TEXTS = (
@@ -39,15 +44,24 @@ class TightfitError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: Message) -> None:
+        super().__init__(message)
+
+    @property
+    def message(self) -> Message:
+        """What happened, as data: `tightfit.i18n.render` shows it in other languages than English."""
+        return verbatim(self.args[0])
+
     def __str__(self) -> str:
-        """One line of limited length, whatever the names and values in it contain."""
-        text = "".join(character if character.isprintable() else " " for character in super().__str__())
-        line = " ".join(text.split())
-        return (
-            line
-            if len(line) <= _MAX_CHARACTERS
-            else f"{line[: _MAX_CHARACTERS // 2]} … {line[-_MAX_CHARACTERS // 2 :]}"
-        )
+        return one_line(self.message)
+
+
+def one_line(text: str) -> str:
+    """One line of limited length, whatever the names and values in it contain."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    if len(line) <= _MAX_CHARACTERS:
+        return line
+    return f"{line[: _MAX_CHARACTERS // 2]} … {line[-_MAX_CHARACTERS // 2 :]}"
 
 
 class BadInput(TightfitError, ValueError):
@@ -75,11 +89,11 @@ class OutputError(BadInput):
 class DoesNotFit(TightfitError):
     """No recipe fits the budget. Carries the closest plan, with options to make it fit."""
 
-    def __init__(self, message: str, plan: Any) -> None:
+    def __init__(self, message: Message, plan: Any) -> None:
         super().__init__(message)
         self.plan = plan
 
-    def __reduce__(self) -> tuple[type[DoesNotFit], tuple[str, Any]]:
+    def __reduce__(self) -> tuple[type[DoesNotFit], tuple[Message, Any]]:
         """Pickling support: it may be raised in another process."""
         return DoesNotFit, (self.args[0], self.plan)
 
@@ -107,27 +121,53 @@ class SaveFailed(RunFailed):
 class Interrupted(TightfitError):
     """Ctrl-C or SIGTERM: a checkpoint was written first."""
 
-    def __init__(self, message: str, signal_number: int) -> None:
+    def __init__(self, message: Message, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
 
 
-def short_repr(value: Any) -> str:
+def short_repr(value: Any) -> Message:
     """A short repr for messages: values from YAML can be arbitrarily long or nested."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = _MAX_CHARACTERS
     try:
-        return short.repr(value)
+        return verbatim(short.repr(value))
     except ValueError:  # integers of more than 4,300 digits have no repr
-        return f"a very long {type(value).__name__}"
+        return msg("a very long {type}", type=type(value).__name__)
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def why_invalid(error: ErrorDetails) -> Message:
+    """What pydantic says about a value, as data where it is one of the usual reasons."""
+    limit = str(next(iter(error.get("ctx", {}).values()), "")).removesuffix(".0")
+    match error["type"]:
+        case "greater_than_equal":
+            return msg("input should be greater than or equal to {limit}", limit=limit)
+        case "greater_than":
+            return msg("input should be greater than {limit}", limit=limit)
+        case "less_than_equal":
+            return msg("input should be less than or equal to {limit}", limit=limit)
+        case "less_than":
+            return msg("input should be less than {limit}", limit=limit)
+        case "int_parsing":
+            return msg("input should be a valid integer, unable to parse string as an integer")
+        case "float_parsing":
+            return msg("input should be a valid number, unable to parse string as a number")
+        case "bool_parsing":
+            return msg("input should be a valid boolean, unable to interpret input")
+        case "string_type":
+            return msg("input should be a valid string")
+        case "finite_number":
+            return msg("input should be a finite number")
+    return verbatim(error["msg"][:1].lower() + error["msg"][1:])
+
+
+def suggest(name: str, known: Iterable[str]) -> Message:
     """The end of a message about an unknown name: the closest known name, then all of them."""
     known = list(known)
     near = closest_name(name, known)
-    hint = f"did you mean '{near}'? Choose" if near else "choose"
-    return f"{hint} from {', '.join(known)}."
+    if near:
+        return msg("did you mean '{near}'? Choose from {known}.", near=near, known=known)
+    return msg("choose from {known}.", known=known)
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
@@ -144,6 +184,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OOM_TEXTS)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def first_line(error: BaseException) -> Message:
+    """The message of one of our errors, or the first line of another's."""
+    if isinstance(error, TightfitError):
+        return error.message
+    return verbatim((str(error).strip().splitlines() or [type(error).__name__])[0])

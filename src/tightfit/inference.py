@@ -26,6 +26,7 @@ from tightfit.engine.oom import release_memory_on_error
 from tightfit.engine.step import label_counts
 from tightfit.errors import DataError, ModelError, OutputError
 from tightfit.files import atomic_file
+from tightfit.messages import Message, msg
 from tightfit.models import load_config, load_model, load_tokenizer
 from tightfit.runs.record import Run, load_run
 from tightfit.tasks import find_task
@@ -52,7 +53,7 @@ class Evaluation:
     task: str
     metrics: dict[str, float]
     rows: int
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
 
 
 @release_memory_on_error
@@ -62,7 +63,7 @@ def predict(
     """Predict with a trained model for texts (or pairs of texts), in the given order."""
     texts = [texts] if isinstance(texts, str) else texts
     if not texts:
-        raise DataError("No text was given: give at least one.")
+        raise DataError(msg("No text was given: give at least one."))
     run = load_run(folder)
     rows = find_task(run.job.task).rows_of([text if isinstance(text, tuple) else (text,) for text in texts])
     return _predict_rows(run, rows, device)
@@ -95,7 +96,7 @@ def evaluate(
     rows, held_out, notes = _rows_to_evaluate(run, data, Columns.of(text, label))
     known, unknown_notes = task.known_rows(rows.name, held_out, labels)
     if not len(known):
-        raise DataError(f"{rows.name} has no row left to evaluate on: give a file with new rows.")
+        raise DataError(msg("{name} has no row left to evaluate on: give a file with new rows.", name=rows.name))
     model, tokenizer = _load(run, where)
     tokens = task.tokenize(known, tokenizer, run.max_length, labels)
     with limit_memory(where, _silent):
@@ -144,7 +145,7 @@ def _join(parts: list[Array]) -> Array:
     return np.concatenate(padded)
 
 
-def _rows_to_evaluate(run: Run, data: str | None, given: Columns) -> tuple[Rows, RowFile, tuple[str, ...]]:
+def _rows_to_evaluate(run: Run, data: str | None, given: Columns) -> tuple[Rows, RowFile, tuple[Message, ...]]:
     """All rows, those that were not trained on, and notes about them."""
     job = run.job
     rows, validation = load_rows_for(run, data or job.validation or job.data, given)
@@ -172,7 +173,12 @@ def _if_all_in(available: set[str], columns: tuple[str, ...]) -> tuple[str, ...]
 def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     folder = Path(run.folder)
     if not (folder / "config.json").is_file():
-        raise ModelError(f"'{folder}' holds no trained model: its run did not finish. Continue it with train --resume.")
+        raise ModelError(
+            msg(
+                "'{folder}' holds no trained model: its run did not finish. Continue it with train --resume.",
+                folder=folder,
+            )
+        )
     head = find_task(run.job.task).head()
     model = load_model(head, str(folder), load_config(str(folder)), random_weights=False)
     return model.to(device.name).eval(), load_tokenizer(str(folder))
@@ -207,7 +213,7 @@ class PredictedFile:
     """Number of predicted rows, and notes about the data."""
 
     rows: int
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
 
 @release_memory_on_error
@@ -278,6 +284,6 @@ _WRITERS: dict[str, Callable[[Path, _PredictedTable], None]] = {
 
 def _check_output(out: Path) -> None:
     if out.suffix.lower() not in _WRITERS:
-        raise OutputError(f"'{out}' has an unknown ending: use one of {', '.join(_WRITERS)}.")
+        raise OutputError(msg("'{file}' has an unknown ending: use one of {known}.", file=out, known=list(_WRITERS)))
     if out.exists():
-        raise OutputError(f"'{out}' already exists: give another --out, or remove it.")
+        raise OutputError(msg("'{file}' already exists: give another --out, or remove it.", file=out))

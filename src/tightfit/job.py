@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tightfit.errors import BadInput, short_repr, suggest
+from tightfit.errors import BadInput, short_repr, suggest, why_invalid
 from tightfit.files import atomic_write
+from tightfit.messages import Message, clauses, msg
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 
 class Job(BaseModel):
@@ -84,21 +88,19 @@ def setting_names() -> list[str]:
 def read_job_file(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a YAML job file: the settings, and the strategies under `use`."""
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise BadInput(f"'{path}' is not a job file (.yaml): give a data file with --data {path}.")
+        raise BadInput(msg("'{path}' is not a job file (.yaml): give a data file with --data {path}.", path=path))
     content = load_yaml(path)
     use = content.pop("use", None) or []
     content.pop("plan", None)
     if not isinstance(use, list) or not all(isinstance(spec, str) for spec in use):
-        raise BadInput(
-            f"{path}, {locate_key(path, 'use')}: 'use' must be a list of strategies such as '- micro-batch:size=8'."
-        )
+        problem = msg("'use' must be a list of strategies such as '- micro-batch:size=8'.")
+        raise BadInput(at_key(path, "use", problem))
     values = {}
     for key, value in content.items():
         written = key if isinstance(key, str) else short_repr(key)
         name = written.replace("-", "_")
         if name not in Job.model_fields:
-            known = suggest(written, [*setting_names(), "use", "plan"])
-            raise BadInput(f"{path}, {locate_key(path, written)}: there is no setting '{written}': {known}")
+            raise BadInput(at_key(path, written, _no_setting(written, [*setting_names(), "use", "plan"])))
         _validate_setting(path, written, name, value)
         values[name] = value
     return values, use
@@ -109,15 +111,20 @@ def _validate_setting(path: Path, written: str, name: str, value: Any) -> None:
     try:
         Job(**{"model": "any", "data": "any", name: value})
     except BadInput as error:
-        raise BadInput(f"{path}, {locate_key(path, written)}: {error}") from None
+        raise BadInput(at_key(path, written, error.message)) from None
 
 
-def locate_key(path: Path, key: str, below: str | None = None) -> str:
-    """The line of a key in a YAML file, for messages; `below` restricts the search to a section."""
+def at_key(path: Path, key: str, problem: Message, below: str | None = None) -> Message:
+    """A problem with the value of a key in a YAML file, with its line; `below` restricts the search to a section."""
+    line = _line_of(path, key, below)
+    return msg("{path}, line {line}: {problem}", path=path, line=line, problem=problem)
+
+
+def _line_of(path: Path, key: str, below: str | None) -> int:
     lines = path.read_text("utf-8").splitlines()
     start = next((number for number, line in enumerate(lines, 1) if line.startswith(f"{below}:")), 0) if below else 0
     found = [n for n, line in enumerate(lines, 1) if n > start and line.strip().startswith(f"{key}:")]
-    return f"line {found[0]}" if found else f"line {max(1, start)}"
+    return found[0] if found else max(1, start)
 
 
 def write_job_file(path: Path, job: Job, use: list[str]) -> None:
@@ -137,29 +144,30 @@ def load_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"There is no job file '{path}': check the name.") from None
+        raise BadInput(msg("There is no job file '{path}': check the name.", path=path)) from None
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
-        raise BadInput(f"{path} is not valid YAML: {_one_line(error)}.") from None
+        raise BadInput(msg("{path} is not valid YAML: {reason}.", path=path, reason=_one_line(error))) from None
     if not isinstance(content, dict):
-        raise BadInput(f"{path} must contain 'name: value' lines, such as 'model: bert-base-chinese'.")
+        raise BadInput(msg("{path} must contain 'name: value' lines, such as 'model: bert-base-chinese'.", path=path))
     return content
 
 
-def _validation_message(error: ValidationError) -> str:
-    problems = []
-    for item in error.errors():
-        name = str(item["loc"][0]).replace("_", "-") if item["loc"] else "job"
-        if item["type"] == "extra_forbidden":
-            problems.append(f"there is no setting '{name}': {suggest(name, setting_names())}")
-        elif item["type"] == "missing":
-            problems.append(f"{name} is missing")
-        else:
-            problems.append(f"{name} is {short_repr(item['input'])}: {_lower_first(item['msg'])}")
-    return "; ".join(problems).rstrip(".") + "."
+def _validation_message(error: ValidationError) -> Message:
+    problems = clauses(*(_problem(item) for item in error.errors()))
+    return problems if problems.endswith(".") else msg("{problem}.", problem=problems)
 
 
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _problem(item: ErrorDetails) -> Message:
+    name = str(item["loc"][0]).replace("_", "-") if item["loc"] else "job"
+    if item["type"] == "extra_forbidden":
+        return _no_setting(name, setting_names())
+    if item["type"] == "missing":
+        return msg("{name} is missing", name=name)
+    return msg("{name} is {value}: {reason}", name=name, value=short_repr(item["input"]), reason=why_invalid(item))
+
+
+def _no_setting(name: str, known: list[str]) -> Message:
+    return msg("there is no setting '{name}': {suggestion}", name=name, suggestion=suggest(name, known))
 
 
 def _one_line(error: Exception) -> str:

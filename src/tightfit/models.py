@@ -12,6 +12,7 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import ModelError, first_line, is_out_of_memory, short_repr
+from tightfit.messages import Message, msg
 from tightfit.optional_imports import allow_imports
 from tightfit.processes import SharedSetting
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 
 _DEPTH_NAMES = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
-_NO_TOKENIZER = "'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json."
 
 
 def load_config(name: str, **changes: Any) -> PretrainedConfig:
@@ -41,16 +41,23 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     with _as_model_error(name, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ModelError(_NO_TOKENIZER.format(name=name))
+        raise ModelError(_no_tokenizer(name))
     # Right padding keeps every token's position when a micro-batch's padding is trimmed.
     tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.pad_token is None:
         raise ModelError(
-            f"The tokenizer of '{name}' has neither a padding nor an end-of-sequence token: use another model."
+            msg(
+                "The tokenizer of '{name}' has neither a padding nor an end-of-sequence token: use another model.",
+                name=name,
+            )
         )
     return tokenizer
+
+
+def _no_tokenizer(name: str) -> Message:
+    return msg("'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json.", name=name)
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,13 @@ def _check_loaded_weights(name: str, model: PreTrainedModel, report: dict[str, A
     wrong = [key for key in mismatched if key.startswith(encoder)] or missing
     if wrong:
         raise ModelError(
-            f"The weights in '{name}' do not match its config ({len(wrong)} parameters such as '{wrong[0]}' "
-            "have another shape or are missing): download the model's files again."
+            msg(
+                "The weights in '{name}' do not match its config ({count} parameters such as '{parameter}' "
+                "have another shape or are missing): download the model's files again.",
+                name=name,
+                count=len(wrong),
+                parameter=wrong[0],
+            )
         )
 
 
@@ -120,9 +132,11 @@ def max_positions(model: PreTrainedModel) -> int | None:
 def _check_folder(name: str) -> None:
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelError(f"The folder '{name}' has no config.json: give the folder with the model's files.")
+        raise ModelError(
+            msg("The folder '{name}' has no config.json: give the folder with the model's files.", name=name)
+        )
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise ModelError(f"There is no model folder '{name}': check the path, or give a hub id.")
+        raise ModelError(msg("There is no model folder '{name}': check the path, or give a hub id.", name=name))
 
 
 def _allow_peft(name: str) -> None:
@@ -138,10 +152,17 @@ def _check_weight_paths(name: str) -> None:
         try:
             files = json.loads(index.read_text("utf-8"))["weight_map"].values()
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            raise ModelError(f"'{index}' is not an index of weight files: download the model's files again.") from None
+            not_index = msg("'{file}' is not an index of weight files: download the model's files again.", file=index)
+            raise ModelError(not_index) from None
         for file in files:
             if not isinstance(file, str) or Path(file).name != file:
-                raise ModelError(f"'{index}' names weights outside its folder ({short_repr(file)}): use another model.")
+                raise ModelError(
+                    msg(
+                        "'{file}' names weights outside its folder ({path}): use another model.",
+                        file=index,
+                        path=short_repr(file),
+                    )
+                )
 
 
 @contextlib.contextmanager
@@ -155,23 +176,38 @@ def _as_model_error(name: str, what: str) -> Iterator[None]:
         raise ModelError(_load_message(name, what, error)) from error
 
 
-def _load_message(name: str, what: str, error: Exception) -> str:
+def _load_message(name: str, what: str, error: Exception) -> Message:
     reason = first_line(error).rstrip(".")
     if "trust_remote_code" in str(error):
-        return (
-            f"'{name}' needs trust_remote_code, which tightfit does not allow: use a model that transformers includes."
+        return msg(
+            "'{name}' needs trust_remote_code, which tightfit does not allow: use a model that transformers includes.",
+            name=name,
         )
     if isinstance(error, UnpicklingError):
-        return f"The weights in '{name}' are a pickle that cannot be loaded safely: convert them to safetensors."
+        return msg(
+            "The weights in '{name}' are a pickle that cannot be loaded safely: convert them to safetensors.", name=name
+        )
     if what == "tokenizer" and "backend tokenizer" in reason:
-        return _NO_TOKENIZER.format(name=name)
-    if Path(name).is_dir():
-        hint = " Add --random-weights to use only the config." if what == "weights" else ""
-        return f"The {what} of the model in '{name}' cannot be loaded: {reason}.{hint}"
-    return (
-        f"The {what} of '{name}' cannot be downloaded from the hub: {reason}. "
-        "Check the name and the connection, or give a local folder."
+        return _no_tokenizer(name)
+    if not Path(name).is_dir():
+        return msg(
+            "The {what} of '{name}' cannot be downloaded from the hub: {reason}. "
+            "Check the name and the connection, or give a local folder.",
+            what=_PARTS[what],
+            name=name,
+            reason=reason,
+        )
+    hint = msg(" Add --random-weights to use only the config.") if what == "weights" else ""
+    return msg(
+        "The {what} of the model in '{name}' cannot be loaded: {reason}.{hint}",
+        what=_PARTS[what],
+        name=name,
+        reason=reason,
+        hint=hint,
     )
+
+
+_PARTS = {"config": msg("config"), "tokenizer": msg("tokenizer"), "weights": msg("weights")}
 
 
 def quiet_transformers() -> AbstractContextManager[None]:

@@ -24,15 +24,12 @@ from queue import SimpleQueue
 from typing import IO, Any, Generic, TypeVar
 
 from tightfit.errors import BadInput, RunFailed, first_line
+from tightfit.messages import Message, msg, verbatim
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 _POLL_SECONDS = 0.5
 _MAX_FORKS = 4
-_NOT_IMPORTABLE = (
-    "A function that runs in another process must be importable from a module, and this one is not ({}): "
-    "move it out of the main script into a module of its own."
-)
 
 
 def usable_cpus() -> int:
@@ -66,7 +63,8 @@ def run_in_fork(work: Callable[..., T], *args: Any) -> T:
         sender.close()
         outcome: Any = receiver.recv()
     except EOFError:
-        raise RunFailed("The memory estimate was killed, probably by the OOM killer: free some memory.") from None
+        killed = msg("The memory estimate was killed, probably by the OOM killer: free some memory.")
+        raise RunFailed(killed) from None
     finally:
         if process.pid is not None:
             process.terminate()  # it has sent its result, or this process was interrupted
@@ -97,7 +95,7 @@ def _picklable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RunFailed(f"{type(error).__name__}: {first_line(error)}")
+        return RunFailed(verbatim(f"{type(error).__name__}: {first_line(error)}"))
     return error
 
 
@@ -210,7 +208,7 @@ class Worker:
         try:
             request, future = pickle.dumps((function, args)), Future[T]()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise BadInput(_NOT_IMPORTABLE.format(first_line(error))) from error
+            raise BadInput(_not_importable(error)) from error
         with self._lock:
             if self._owner != os.getpid():
                 self._forget()
@@ -310,13 +308,14 @@ class _Process:
             _kill_group(self._process)
             self._process.wait()
 
-    def _cause_of_death(self) -> str:
+    def _cause_of_death(self) -> Message:
         code = self._process.returncode
         if code < 0:
-            return f"killed by signal {-code}, probably out of memory"
+            return msg("killed by signal {signal}, probably out of memory", signal=-code)
         self._log.seek(0)
         lines = self._log.read().decode("utf-8", errors="replace").strip().splitlines()
-        return f"The worker process ended with exit code {code}: {(lines or ['no message'])[-1]}"
+        last = lines[-1] if lines else msg("no message")
+        return msg("The worker process ended with exit code {code}: {reason}", code=code, reason=last)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -385,7 +384,15 @@ def _unpickled(request: bytes) -> Any:
     try:
         return pickle.loads(request)
     except (AttributeError, ImportError) as error:
-        raise BadInput(_NOT_IMPORTABLE.format(first_line(error))) from error
+        raise BadInput(_not_importable(error)) from error
+
+
+def _not_importable(error: Exception) -> Message:
+    return msg(
+        "A function that runs in another process must be importable from a module, and this one is not ({reason}): "
+        "move it out of the main script into a module of its own.",
+        reason=first_line(error),
+    )
 
 
 # This process: one task at a time, and settings that are restored

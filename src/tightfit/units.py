@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from tightfit.errors import BadInput
+from tightfit.messages import Message, msg, verbatim
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?\s*", re.IGNORECASE)
@@ -14,20 +15,22 @@ def parse_bytes(text: str) -> int:
     """Parse "4GB", "3.5 GiB" or "512M"; every unit is a power of 1024, as in the specs of GPUs."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise BadInput(f"'{text}' is not a memory size: write it like {_suggestion(text)}.")
+        raise BadInput(
+            msg("'{text}' is not a memory size: write it like {example}.", text=text, example=_example(text))
+        )
     number, unit = match.groups()
     try:
         return int(float(number) * 1024 ** _POWERS[unit.upper()])
     except OverflowError:
-        raise BadInput(f"'{text}' is too large for a memory size: write it like 4GB.") from None
+        raise BadInput(msg("'{text}' is too large for a memory size: write it like 4GB.", text=text)) from None
 
 
-def _suggestion(text: str) -> str:
+def _example(text: str) -> Message:
     """A valid size close to the text: "4gigs" -> 4GB."""
     guess = re.match(r"\s*(\d{1,9}(?:[.,]\d{1,9})?)\s*([kmgt])", text, re.IGNORECASE)
     if guess is None:
-        return "4GB, 3.5GB or 512MB"
-    return f"{guess[1].replace(',', '.')}{guess[2].upper()}B"
+        return msg("4GB, 3.5GB or 512MB")
+    return verbatim(f"{guess[1].replace(',', '.')}{guess[2].upper()}B")
 
 
 def format_bytes(size: int) -> str:
@@ -47,11 +50,11 @@ def format_count(number: int) -> str:
     return f"{number:,}"
 
 
-def format_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> Message:
     """75.2 -> "1 min 15 s"."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
+        return msg("{seconds:.1f} s", seconds=seconds)
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return msg("{minutes} min {seconds} s", minutes=minutes, seconds=rest)
+    return msg("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)

@@ -67,7 +67,7 @@ def modules_after(code: str) -> list[str]:
         "strategies",
         "planning.plan",
         "report.terminal",
-        "report.i18n",
+        "i18n",
         "comparison.comparison",
         "api",
     ],

@@ -29,11 +29,12 @@ from tightfit.comparison.comparison import (
 )
 from tightfit.comparison.measure import measure, predict_recipes
 from tightfit.errors import BadInput, OutputError, RunFailed
+from tightfit.i18n import render
+from tightfit.messages import msg, verbatim
 from tightfit.optional_imports import slim_process
 from tightfit.processes import Worker
 from tightfit.report.charts import comparison_chart
-from tightfit.report.comparison import comparison_as_html, comparison_as_markdown, write_comparison
-from tightfit.report.i18n.strings import LANGUAGES, Strings
+from tightfit.report.comparison import TITLE, comparison_as_html, comparison_as_markdown, write_comparison
 from tightfit.timing import calibrate
 
 Tasks = list[tuple[Any, ...]]
@@ -290,7 +291,7 @@ def test_savings_are_against_the_parent_row(job: Job) -> None:
 
 def test_the_chart_shows_every_byte(job: Job) -> None:
     found = made_up(job)
-    memory, time = comparison_chart(found, Strings.of("en")).axes
+    memory, time = comparison_chart(found).axes
     ends = [max(bar.get_x() + bar.get_width() for bar in memory.patches if abs(_middle(bar) - place) < 0.01)
             for place in range(4)]  # fmt: skip
     assert ends == pytest.approx([sum(kinds_of(row).values()) / 2**30 for row in found.rows])
@@ -306,21 +307,17 @@ def _middle(bar: Any) -> float:
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_report_files_are_self_contained(job: Job, tmp_path: Path, language: str) -> None:
     found = made_up(job)
-    found.rows[3].failed = "<script>alert(1)</script>"
+    found.rows[3].failed = verbatim("<script>alert(1)</script>")
     write_comparison(found, tmp_path, language)
     page = (tmp_path / "comparison.html").read_text("utf-8")
-    assert Strings.of(language).comparison("title") in page
+    assert render(TITLE, language) in page
     assert "<script" not in page
     assert "http:" not in page.replace("http-equiv", "")
     assert "https:" not in page
     assert page.count("<svg") == 1
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert Strings.of(language).comparison("change") in (tmp_path / "comparison.md").read_text("utf-8")
+    assert render(msg("change"), language) in (tmp_path / "comparison.md").read_text("utf-8")
     assert "650 MiB" in comparison_as_html(found, language)
-
-
-def test_both_languages_have_all_strings() -> None:
-    assert LANGUAGES["en"].COMPARISON.keys() == LANGUAGES["zh"].COMPARISON.keys()
 
 
 def test_the_command_writes_and_prints_the_comparison(run: Run, job: Job, tasks: Tasks, tmp_path: Path) -> None:  # noqa: F811

@@ -15,15 +15,25 @@ from typer.testing import CliRunner
 
 from tightfit import Job, load_run, train
 from tightfit.errors import BadInput, OutputError, RunFailed, TightfitError
+from tightfit.i18n import LANGUAGES, render
+from tightfit.messages import name
 from tightfit.report.html import report_page, write_report
-from tightfit.report.i18n.strings import LANGUAGES, Strings
 from tightfit.runs.folder import read_run_folder
 from tightfit.runs.header import load_header
 from tightfit.strategies import STRATEGIES
 from tightfit.units import format_bytes
 
 REASON = "the disk is full"
-SECTIONS = ("model_and_data", "setup", "plan", "memory_and_time", "quality", "suggestions", "use", "notes")
+SECTIONS = (
+    "Model and data",
+    "Training setup",
+    "Why this recipe",
+    "Memory and time",
+    "Quality",
+    "Suggestions",
+    "Using the model",
+    "Notes",
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +74,7 @@ def load_job(folder: Path) -> dict[str, Any]:
 
 
 def page_of(*folders: Path, language: str = "en") -> str:
-    return report_page([read_run_folder(folder) for folder in folders], Strings.of(language))
+    return report_page([read_run_folder(folder) for folder in folders], language)
 
 
 def text_of(page: str) -> str:
@@ -91,14 +101,14 @@ class Loaded(HTMLParser):
         self.links += re.findall(r"url\((.*?)\)", " ".join(value or "" for _, value in attrs))
 
 
-@pytest.mark.parametrize("language", list(LANGUAGES))
+@pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("which", ["trained", "failed", "resumed"])
 def test_report_has_every_section_and_fetches_nothing(
     which: str, language: str, request: pytest.FixtureRequest
 ) -> None:
-    page, strings = page_of(request.getfixturevalue(which), language=language), Strings.of(language)
+    page = page_of(request.getfixturevalue(which), language=language)
     headings = re.findall(r"<h2>(.*?)</h2>", page)
-    assert headings == [strings(name) for name in SECTIONS]
+    assert headings == [render(name(heading), language) for heading in SECTIONS]
     loaded = Loaded(page)
     assert all(link.startswith(("#", "data:")) for link in loaded.links), loaded.links
     assert not loaded.tags & {"script", "iframe", "object", "embed", "base"}

@@ -6,17 +6,20 @@ import contextlib
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tightfit.cli.options import build_job, setting, with_job_settings
-from tightfit.cli.startup import command_terminal, exit_with_message, fast_exit
+from tightfit.cli.language import Command, Group, chosen_language, show_usage_error
+from tightfit.cli.options import Lang, build_job, setting, with_job_settings, with_language
+from tightfit.cli.startup import command_terminal, exit_with_message, fast_exit, print_error
 from tightfit.demo import demo_job, free_folder
 from tightfit.errors import BadInput
+from tightfit.i18n import current_language, language_of, render, using_language
 from tightfit.job import Job, read_job_file
+from tightfit.messages import Message, in_sequence, msg
 from tightfit.optional_imports import slim_process
 from tightfit.runs.record import load_run
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="tightfit",
+    cls=Group,
     help="Fine-tune a Hugging Face transformer inside the memory you have.",
     no_args_is_help=True,
     add_completion=False,
@@ -54,11 +58,21 @@ Allow = Annotated[
 ]
 Use = Annotated[list[str] | None, typer.Option(help="Strategy to use, as name:key=value,key=value. Repeatable.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-Lang = Annotated[str, typer.Option(help="Language of the report: en or zh.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder written by tightfit train.", metavar="RUN")]
 
 
-@app.command()
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Register a command, with the option --lang."""
+    command: Callable[..., None] = app.command(cls=Command)(with_language(function))
+    return command
+
+
+@app.callback()
+def program(lang: Lang = None) -> None:
+    """Options before the name of a command."""
+
+
+@_command
 @with_job_settings
 def plan(
     settings: dict[str, Any],
@@ -96,7 +110,7 @@ def plan(
         raise SystemExit(1)
 
 
-@app.command()
+@_command
 @with_job_settings
 def train(
     settings: dict[str, Any],
@@ -143,7 +157,7 @@ def train(
     _show_run(run, as_json)
 
 
-@app.command()
+@_command
 @with_job_settings
 def estimate(
     settings: dict[str, Any],
@@ -163,7 +177,7 @@ def estimate(
         from tightfit.api import estimate as run_estimate
         from tightfit.report.terminal import show_estimate
 
-        with command_terminal(quiet=as_json).status("Simulating"):
+        with command_terminal(quiet=as_json).status(msg("Simulating")):
             estimate = run_estimate(job, specs, device, probe=probe)
     if as_json:
         print_json(estimate.to_json())
@@ -171,7 +185,7 @@ def estimate(
         show_estimate(estimate, stdout())
 
 
-@app.command()
+@_command
 @with_job_settings
 def compare(
     settings: dict[str, Any],
@@ -195,7 +209,6 @@ def compare(
     budget: Annotated[str | None, typer.Option(help="Memory limit to mark in the chart, such as 4GB.")] = None,
     device: Device = None,
     out: Annotated[Path, typer.Option(help="Folder for comparison.json, .md, .html and .png.")] = Path("comparison"),
-    lang: Lang = "en",
     as_json: AsJson = False,
 ) -> None:
     """Measure recipes side by side: memory, time and quality. Each is trained on this machine, in its own process."""
@@ -203,9 +216,7 @@ def compare(
 
     from tightfit.api import compare as run_comparison
     from tightfit.report.comparison import show_comparison, write_comparison
-    from tightfit.report.i18n.strings import Strings
 
-    Strings.of(lang)  # reject an unknown language before hours of work
     comparison = run_comparison(
         job,
         recipe or preset,
@@ -217,14 +228,14 @@ def compare(
         out=out,
         quiet=as_json,
     )
-    write_comparison(comparison, out, lang)
+    write_comparison(comparison, out, current_language())
     if as_json:
         print_json(comparison.to_json())
     else:
         show_comparison(comparison, stdout())
 
 
-@app.command()
+@_command
 def explain(
     message: Annotated[
         Path | None, typer.Argument(help="File with the out-of-memory message; - for standard input.")
@@ -245,12 +256,12 @@ def explain(
         print_json(explanation.to_json())
         return
     for line in explanation.findings:
-        stdout().print(line, markup=False)
+        stdout().print(render(line), markup=False)
     for number, edit in enumerate(explanation.edits, 1):
-        stdout().print(f"  {number}. {edit}", markup=False)
+        stdout().print(f"  {number}. {render(edit.text)}", markup=False)
 
 
-@app.command()
+@_command
 def evaluate(
     run: RunFolder,
     data: Annotated[
@@ -267,7 +278,7 @@ def evaluate(
     from tightfit.report.terminal import show_evaluation
 
     terminal = command_terminal(quiet=as_json)
-    with terminal.status("Evaluating"):
+    with terminal.status(msg("Evaluating")):
         evaluation = run_evaluation(run, data, device, text=text, label=label)
     for note in evaluation.notes:
         terminal.log(note)
@@ -277,7 +288,7 @@ def evaluate(
         show_evaluation(evaluation, stdout())
 
 
-@app.command()
+@_command
 def predict(
     run: RunFolder,
     texts: Annotated[
@@ -293,10 +304,10 @@ def predict(
     """Predict for texts or for the rows of a data file. RUN is the folder of the trained model."""
     if bool(texts) == bool(data):
         raise BadInput(
-            'Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out predicted.csv).'
+            msg('Give either texts (tightfit predict RUN "text") or a file (--data new.csv --out predicted.csv).')
         )
     if bool(data) != bool(out):
-        raise BadInput("--data and --out go together: tightfit predict RUN --data new.csv --out predicted.csv.")
+        raise BadInput(msg("--data and --out go together: tightfit predict RUN --data new.csv --out predicted.csv."))
 
     if data and out:
         predict_file(run, data, out, device, text, as_json)
@@ -304,7 +315,7 @@ def predict(
         predict_texts(run, texts or [], device, as_json)
 
 
-@app.command()
+@_command
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN")],
     out: Annotated[
@@ -313,23 +324,22 @@ def report(
             help="HTML file. [default: report.html in the run folder; in the current folder for several runs]"
         ),
     ] = None,
-    lang: Lang = "en",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML report of runs, failed ones included."""
     from tightfit.report.html import open_in_browser, write_report
 
-    page = write_report(runs, out, lang)
+    page = write_report(runs, out, current_language())
     if as_json:
         print_json({"report": str(page), "runs": [str(run) for run in runs]})
         return
-    stdout().print(f"{page} written", markup=False)
+    stdout().print(render(msg("{file} written", file=page)), markup=False)
     if not no_open:
         open_in_browser(page)
 
 
-@app.command()
+@_command
 def strategies(as_json: AsJson = False) -> None:
     """List the strategies and their effect on the result."""
     from tightfit.report.terminal import show_strategies, strategy_rows
@@ -340,7 +350,7 @@ def strategies(as_json: AsJson = False) -> None:
         show_strategies(stdout())
 
 
-@app.command()
+@_command
 def tasks(as_json: AsJson = False) -> None:
     """List the tasks, their data and their metrics."""
     from tightfit.report.terminal import show_tasks, task_rows
@@ -351,7 +361,7 @@ def tasks(as_json: AsJson = False) -> None:
         show_tasks(stdout())
 
 
-@app.command()
+@_command
 def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"), as_json: AsJson = False) -> None:
     """Train on bundled hotel reviews, offline, in about a minute."""
     from tightfit.api import train as run_training
@@ -360,15 +370,18 @@ def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/dem
     run = run_training(job, ["micro-batch:size=8"], out=folder, device="cpu", quiet=as_json)
     _show_run(run, as_json)
     if not as_json:
-        stdout().print(_NEXT_STEPS.format(folder=folder), markup=False)
+        stdout().print(f"\n{render(_next_steps(folder))}", markup=False)
 
 
-_NEXT_STEPS = """
-Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"
-Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine
-                     (it needs a text or review column and a label column; --text and --label select others)
-Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor
-                     (tightfit strategies lists all strategies)"""
+def _next_steps(folder: Path) -> Message:
+    return msg(
+        'Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"\n'
+        "Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine\n"
+        "                     (it needs a text or review column and a label column; --text and --label select others)\n"
+        "Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor\n"
+        "                     (tightfit strategies lists all strategies)",
+        folder=folder,
+    )
 
 
 def _job_and_recipe(
@@ -440,12 +453,33 @@ def console_main() -> None:
 
 def main() -> None:
     """Run the command line; errors that a user can fix become one sentence and an exit code."""
-    resume_hint = {
-        "train": " Continue a started run with train --resume.",
-        "compare": " Run the same command again to continue.",
-    }
-    with exit_with_message(f"stopped.{resume_hint.get(''.join(sys.argv[1:2]), '')}"):
-        app()
+    with using_language(language_of()), exit_with_message():
+        language = chosen_language(sys.argv[1:])
+    with using_language(language), exit_with_message(_when_stopped()):
+        _run()
+
+
+def _run() -> None:
+    try:
+        code = app(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "show"):
+            raise
+        show_usage_error(error)
+        code = getattr(error, "exit_code", 2)
+    if code == 130:  # typer returns it on Ctrl-C
+        print_error(_when_stopped())
+    raise SystemExit(code or 0)
+
+
+def _when_stopped() -> Message:
+    """How to continue what Ctrl-C stopped."""
+    match sys.argv[1:2]:
+        case ["train"]:
+            return in_sequence(msg("stopped."), msg("Continue a started run with train --resume."))
+        case ["compare"]:
+            return in_sequence(msg("stopped."), msg("Run the same command again to continue."))
+    return msg("stopped.")
 
 
 def stdout() -> Console:
@@ -465,14 +499,14 @@ def predict_file(run: Path, data: str, out: Path, device: str | None, text: str 
     from tightfit.inference import predict_file as run_prediction
 
     terminal = command_terminal(quiet=as_json)
-    with terminal.status("Predicting"):
+    with terminal.status(msg("Predicting")):
         predicted = run_prediction(run, data, out, device, text)
     for note in predicted.notes:
         terminal.log(note)
     if as_json:
         print_json({"rows": predicted.rows, "out": str(out), "notes": predicted.notes})
     else:
-        stdout().print(f"{predicted.rows:,} rows predicted: {out}", markup=False)
+        stdout().print(render(msg("{rows:,} rows predicted: {file}", rows=predicted.rows, file=out)), markup=False)
 
 
 def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
@@ -482,9 +516,12 @@ def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool
 
     paired = len(load_run(run).data.text_columns) == 2
     if paired and len(texts) % 2:
-        raise BadInput(f"This model takes pairs, and {len(texts)} texts do not make pairs: give two per pair.")
+        count = len(texts)
+        raise BadInput(
+            msg("This model takes pairs, and {count} texts do not make pairs: give two per pair.", count=count)
+        )
     inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
-    with command_terminal(quiet=as_json).status("Loading the model"):
+    with command_terminal(quiet=as_json).status(msg("Loading the model")):
         predictions = run_prediction(run, inputs, device)
     texts = [" + ".join(pair) for pair in inputs] if paired else texts
     if as_json:

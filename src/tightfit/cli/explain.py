@@ -9,6 +9,7 @@ from pathlib import Path
 from tightfit.cli.startup import command_terminal
 from tightfit.errors import BadInput
 from tightfit.explain import Explanation, ScriptArgs, explain
+from tightfit.messages import msg
 
 
 def run_explanation(
@@ -17,7 +18,7 @@ def run_explanation(
     """Explain a message, settings, or both."""
     settings = ScriptArgs.read(args) if args else ScriptArgs() if model else None
     settings = replace(settings, model=model) if settings and model else settings
-    with command_terminal(quiet=quiet).status("Simulating"):
+    with command_terminal(quiet=quiet).status(msg("Simulating")):
         return explain(_message(message), settings, device)
 
 
@@ -27,5 +28,6 @@ def _message(file: Path | None) -> str:
         try:
             return file.read_text("utf-8", errors="replace")
         except FileNotFoundError:
-            raise BadInput(f"There is no file '{file}': pipe the message in, or check the name.") from None
+            missing = msg("There is no file '{file}': pipe the message in, or check the name.", file=file)
+            raise BadInput(missing) from None
     return "" if file is None and sys.stdin.isatty() else sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Job settings as command line options, with help texts from the fields of Job."""
+"""Options that several commands share: the job settings, with help texts from the fields of Job, and --lang."""
 
 from __future__ import annotations
 
@@ -11,13 +11,35 @@ import typer
 
 from tightfit.errors import BadInput
 from tightfit.job import Job
+from tightfit.messages import Message, msg, name
+
+Lang = Annotated[str | None, typer.Option(help="Language: en or zh. [default: zh if LANG says so, else en]")]
 
 
-def setting(name: str) -> Any:
+def setting(key: str) -> Any:
     """The option of one job setting."""
-    field = Job.model_fields[name]
-    default = "" if field.default is None or field.is_required() else f" [default: {field.default}]"
-    return typer.Option(f"--{name.replace('_', '-')}", help=f"{field.description}{default}", show_default=False)
+    return typer.Option(f"--{key.replace('_', '-')}", help=setting_help(key), show_default=False)
+
+
+def setting_help(key: str) -> Message:
+    """What a job setting is, and its default."""
+    field = Job.model_fields[key]
+    about = name(field.description or "")
+    if field.default is None or field.is_required():
+        return about
+    return msg("{about} [default: {default}]", about=about, default=str(field.default))
+
+
+def with_language(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the option --lang to a command; the language is chosen before the command is called."""
+
+    def wrapped(**values: Any) -> None:
+        values.pop("lang")
+        command(**values)
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    lang = inspect.Parameter("lang", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Lang)
+    return _with_signature(wrapped, command, [*own, lang])
 
 
 def with_job_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,26 +47,33 @@ def with_job_settings(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
     keyword = inspect.Parameter.KEYWORD_ONLY
     settings = [
-        inspect.Parameter(name, keyword, default=None, annotation=Annotated[field.annotation | None, setting(name)])
-        for name, field in Job.model_fields.items()
+        inspect.Parameter(key, keyword, default=None, annotation=Annotated[field.annotation | None, setting(key)])
+        for key, field in Job.model_fields.items()
         if field.annotation is not None
     ]
 
-    @functools.wraps(command)
     def wrapped(**values: Any) -> None:
-        given = {name: values.pop(name) for name in Job.model_fields}
-        command(settings={name: value for name, value in given.items() if value is not None}, **values)
+        given = {key: values.pop(key) for key in Job.model_fields}
+        command(settings={key: value for key, value in given.items() if value is not None}, **values)
 
-    parameters = [p.replace(kind=keyword) for p in own]
-    wrapped.__signature__ = inspect.Signature([*parameters, *settings])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in (*parameters, *settings)}
-    del wrapped.__wrapped__  # otherwise typer reads the command's own signature
-    return wrapped
+    return _with_signature(wrapped, command, [*own, *settings])
+
+
+def _with_signature(
+    function: Callable[..., None], command: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    """The function with the command's name and help, and with these parameters as typer reads them."""
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    functools.update_wrapper(function, command)
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {p.name: p.annotation for p in parameters}
+    del function.__wrapped__  # type: ignore[attr-defined]  # otherwise typer reads the command's own signature
+    return function
 
 
 def build_job(settings: dict[str, Any], verb: str) -> Job:
     """The job; raises BadInput if a required setting is missing."""
-    missing = [name for name in ("model", "data") if name not in settings]
+    missing = [key for key in ("model", "data") if key not in settings]
     if missing:
-        raise BadInput(f"--{missing[0]} is missing: tightfit {verb} --model NAME --data FILE.")
+        raise BadInput(msg("--{key} is missing: tightfit {verb} --model NAME --data FILE.", key=missing[0], verb=verb))
     return Job(**settings)

@@ -13,7 +13,9 @@ from tightfit.api import plan
 from tightfit.cli.startup import command_terminal
 from tightfit.device import Budget, find_gpu
 from tightfit.errors import BadInput, DoesNotFit, OutputError
+from tightfit.i18n import render
 from tightfit.job import Job, load_yaml
+from tightfit.messages import clauses, msg
 from tightfit.planning.export import plan_for_export, write_script
 from tightfit.planning.plan import Plan
 from tightfit.planning.plan_file import PlanHeader, changes, parse_header, write_plan
@@ -54,7 +56,7 @@ def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | Non
         terminal.log(budget.warning)
     make = partial(plan_for_export, plan) if export else plan
     try:
-        with terminal.status("Planning"):
+        with terminal.status(msg("Planning")):
             made = make(job, budget, **request.constraints)
     except DoesNotFit as error:
         return error.plan
@@ -63,10 +65,10 @@ def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | Non
             terminal.log(note)
     if out:
         write_plan(out, made)
-        terminal.log(f"{out} written: tightfit train {out} --out runs/mine")
+        terminal.log(msg("{file} written: tightfit train {file} --out runs/mine", file=out))
     if export:
         write_script(export, made)
-        terminal.log(f"{export} written: python {export}")
+        terminal.log(msg("{file} written: python {file}", file=export))
     return made
 
 
@@ -77,7 +79,8 @@ def planned_recipe(file: Path | None, job: Job, specs: list[str]) -> list[str] |
         return None
     changed = changes(header, job)
     if changed:
-        sys.stderr.write(f"· {'; '.join(changed)} since {file} was written; planning again\n")
+        line = msg("{changes} since {file} was written; planning again", changes=clauses(*changed), file=file)
+        sys.stderr.write(f"· {render(line)}\n")
     return None if changed else specs
 
 
@@ -98,6 +101,6 @@ def _check_names(out: Path | None, export: Path | None) -> None:
         if path is None:
             continue
         if path.suffix.lower() not in endings:
-            raise BadInput(f"'{path}' should end in {endings[0]}: rename it.")
+            raise BadInput(msg("'{path}' should end in {ending}: rename it.", path=path, ending=endings[0]))
         if path.is_dir():
-            raise OutputError(f"'{path}' is a folder: give the name of a file.")
+            raise OutputError(msg("'{path}' is a folder: give the name of a file.", path=path))

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tightfit.compat import run_exit_functions
-from tightfit.errors import TightfitError, is_out_of_memory
+from tightfit.errors import TightfitError, is_out_of_memory, one_line
+from tightfit.i18n import render
+from tightfit.messages import Message, msg
 from tightfit.models import silence_transformers
 
 if TYPE_CHECKING:
@@ -50,27 +52,34 @@ def _has_live_threads() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
-_NO_MEMORY = "there is not enough memory to load the data and the model: close other programs, or use a smaller model."
+_STOPPED = msg("stopped.")
+_NO_MEMORY = msg(
+    "there is not enough memory to load the data and the model: close other programs, or use a smaller model."
+)
+
+
+def print_error(message: Message) -> None:
+    """One line on stderr, in the language of the command line."""
+    sys.stderr.write(f"tightfit: {one_line(render(message))}\n")
 
 
 @contextlib.contextmanager
-def exit_with_message(when_stopped: str = "stopped.") -> Iterator[None]:
+def exit_with_message(when_stopped: Message = _STOPPED) -> Iterator[None]:
     """Turn errors that a user can fix into one sentence and an exit code; all others are bugs and keep a traceback."""
     try:
         yield
     except TightfitError as error:
-        _exit(str(error), error.exit_code)
+        message, code = error.message, error.exit_code
     except OSError as error:
         reason = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
-        _exit(f"{reason}. Check the path, its permissions and the disk.", 2)
+        message, code = msg("{reason}. Check the path, its permissions and the disk.", reason=reason), 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        _exit(_NO_MEMORY, 1)
+        message, code = _NO_MEMORY, 1
     except KeyboardInterrupt:
-        _exit(when_stopped, 130)
-
-
-def _exit(message: str, code: int) -> None:
-    sys.stderr.write(f"tightfit: {message}\n")
-    raise SystemExit(code) from None
+        message, code = when_stopped, 130
+    else:
+        return
+    print_error(message)
+    raise SystemExit(code)

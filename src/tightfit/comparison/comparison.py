@@ -16,6 +16,7 @@ from tightfit.display import Display
 from tightfit.errors import BadInput, suggest
 from tightfit.files import atomic_write
 from tightfit.job import Job
+from tightfit.messages import Message, msg
 from tightfit.strategies.recipe import Recipe
 
 FILE = "comparison.json"
@@ -55,7 +56,7 @@ class Measurement(_Value):
     """Seconds of the first epoch, if the features of a frozen encoder were computed before its steps; else None."""
     metrics: dict[str, float]
     """Empty unless the run trained for all epochs."""
-    notes: list[str]
+    notes: list[Message]
 
 
 class ComparisonRow(_Value):
@@ -65,7 +66,7 @@ class ComparisonRow(_Value):
     result: str
     predicted: RowPrediction | None = None
     measurements: list[Measurement] = Field(default_factory=list)
-    failed: str | None = None
+    failed: Message | None = None
     """Why the recipe was not measured, or how its training failed."""
 
     @property
@@ -158,7 +159,8 @@ def load_comparison(file: Path) -> Comparison:
         content: dict[str, Any] = json.loads(file.read_text("utf-8"))
         return Comparison(**content)
     except (ValidationError, ValueError, TypeError, RecursionError, OSError):
-        raise BadInput(f"{file} is damaged or from another version of tightfit: give another --out.") from None
+        damaged = msg("{file} is damaged or from another version of tightfit: give another --out.", file=file)
+        raise BadInput(damaged) from None
 
 
 PRESETS = ("tutorial", "tightfit", "all")
@@ -178,15 +180,17 @@ def find_recipes(recipes: str | Sequence[str], job: Job, device: str | None) -> 
     parsed = [Recipe.parse([] if text.strip() == "baseline" else text.split()) for text in recipes]
     if not parsed:
         raise BadInput(
-            'A comparison needs at least one recipe: give --recipe "micro-batch:size=8 gradient-checkpointing", '
-            "or a --preset."
+            msg(
+                'A comparison needs at least one recipe: give --recipe "micro-batch:size=8 gradient-checkpointing", '
+                "or a --preset."
+            )
         )
     return list(dict.fromkeys(parsed))
 
 
 def _preset(name: str, job: Job, device: str) -> list[Recipe]:
     if name not in PRESETS:
-        raise BadInput(f"There is no preset '{name}': {suggest(name, PRESETS)}")
+        raise BadInput(msg("There is no preset '{name}': {suggestion}", name=name, suggestion=suggest(name, PRESETS)))
     recipes = [] if name == "tightfit" else _tutorial(job)
     return recipes if name == "tutorial" else [*(recipes or [Recipe()]), *_every_layer(job, device)]
 

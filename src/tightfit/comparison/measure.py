@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tightfit.comparison.comparison import Measurement, RowPrediction
 from tightfit.device import find_device
 from tightfit.job import Job
+from tightfit.messages import Message
 from tightfit.runs.record import Run
 from tightfit.strategies.recipe import Recipe
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tightfit.planning.plan import Option
     from tightfit.planning.planner import Planner
 
-Prediction = tuple[RowPrediction | None, str | None]
+Prediction = tuple[RowPrediction | None, Message | None]
 """Memory and time of a recipe, or the reason why it cannot be used; neither if it cannot be simulated."""
 
 

@@ -18,6 +18,8 @@ from tightfit.comparison.measure import measure, predict_recipes
 from tightfit.device import Device, find_device
 from tightfit.errors import BadInput, OutputError, TightfitError, first_line
 from tightfit.job import Job
+from tightfit.messages import Message, msg, verbatim
+from tightfit.messages import name as name_of
 from tightfit.optional_imports import slim_process
 from tightfit.processes import Worker
 from tightfit.runs.record import Run, versions
@@ -40,7 +42,7 @@ class Progress(Protocol):
 class Listener(Protocol):
     """Receives the status and progress of a comparison; usually the terminal."""
 
-    def status(self, what: str) -> AbstractContextManager[None]: ...
+    def status(self, what: Message) -> AbstractContextManager[None]: ...
 
     def comparison(
         self, comparison: Comparison, recipes: list[Recipe], seeds: int
@@ -82,7 +84,7 @@ def run_comparison(
 def _check_counts(steps: int | None, seeds: int) -> None:
     for name, number in (("steps", steps), ("seeds", seeds)):
         if number is not None and number < 1:
-            raise BadInput(f"--{name} is {number}: a comparison needs at least 1.")
+            raise BadInput(msg("--{name} is {number}: a comparison needs at least 1.", name=name, number=number))
 
 
 def _comparison(
@@ -95,7 +97,7 @@ def _comparison(
         _check_same_comparison(out, before, comparison)
         comparison = before
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise OutputError(f"'{out}' exists and holds no comparison: give another --out.")
+        raise OutputError(msg("'{folder}' exists and holds no comparison: give another --out.", folder=out))
     known = {tuple(row.recipe) for row in comparison.rows}
     new = [ComparisonRow(recipe=r.specs, result=r.result.value) for r in recipes if tuple(r.specs) not in known]
     return comparison.model_copy(
@@ -106,7 +108,13 @@ def _comparison(
 def _check_same_comparison(out: Path, before: Comparison, now: Comparison) -> None:
     for name in ("job", "device", "steps"):
         if getattr(before, name) != getattr(now, name):
-            raise BadInput(f"'{out}' holds a comparison with another {name}: give another --out, or the same {name}.")
+            raise BadInput(
+                msg(
+                    "'{folder}' holds a comparison with another {name}: give another --out, or the same {name}.",
+                    folder=out,
+                    name=name,
+                )
+            )
 
 
 def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, terminal: Listener) -> None:
@@ -114,7 +122,7 @@ def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, 
     rows = [row for recipe in recipes if (row := comparison.row(recipe)) and row.predicted is None]
     if not rows:
         return
-    with terminal.status(f"Simulating {len(rows)} recipes"), Worker(slim_process) as worker:
+    with terminal.status(msg("Simulating {count} recipes", count=len(rows))), Worker(slim_process) as worker:
         found = worker.call(predict_recipes, comparison.job, [row.recipe for row in rows], device)
     for row, (predicted, reason) in zip(rows, found, strict=True):
         row.predicted, row.failed = predicted, reason
@@ -145,7 +153,8 @@ def _is_runnable(row: ComparisonRow, device: str) -> bool:
     if row.predicted is None:
         return row.failed is None
     if row.predicted.fits is False:
-        row.failed = f"not run: it needs {format_bytes(row.predicted.peak_bytes)}, more than {device} has"
+        needed = format_bytes(row.predicted.peak_bytes)
+        row.failed = msg("not run: it needs {needed}, more than {device} has", needed=needed, device=name_of(device))
     return row.predicted.fits is not False
 
 
@@ -168,6 +177,12 @@ def _measure(
             row.measurements.append(worker.call(measure, *task, on_tick=on_tick))
         row.failed = None
     except Exception as error:  # the comparison continues, also if the process was killed
-        row.failed = str(error) if isinstance(error, TightfitError) else f"{type(error).__name__}: {first_line(error)}"
+        row.failed = _failure(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _failure(error: Exception) -> Message:
+    if isinstance(error, TightfitError):
+        return error.message
+    return verbatim(f"{type(error).__name__}: {first_line(error)}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import DataError
+from tightfit.messages import msg
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,9 @@ def text_batch(labels: str = "int64") -> BatchSpec:
 def _axes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """The sizes of the axes in both batches."""
     if _IDS not in first or first[_IDS].dim() != 2:
-        raise DataError(f"The collator's batches have no {_IDS} of rows x tokens: there is nothing to simulate.")
+        raise DataError(
+            msg("The collator's batches have no {field} of rows x tokens: there is nothing to simulate.", field=_IDS)
+        )
     axes = {
         ROWS: (len(first[_IDS]), len(second[_IDS])),
         TOKENS: (first[_IDS].shape[1], second[_IDS].shape[1]),
@@ -98,7 +101,12 @@ def _axes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tupl
 def _field(name: str, first: torch.Tensor, second: torch.Tensor, axes: Mapping[str, tuple[int, int]]) -> Field:
     if first.dim() != second.dim():
         raise DataError(
-            f"The collator's '{name}' has {first.dim()} dimensions in one batch and {second.dim()} in another."
+            msg(
+                "The collator's '{field}' has {first} dimensions in one batch and {second} in another.",
+                field=name,
+                first=first.dim(),
+                second=second.dim(),
+            )
         )
     sides = tuple(_side(name, pair, axes) for pair in zip(first.shape, second.shape, strict=True))
     return Field(
@@ -111,7 +119,14 @@ def _side(name: str, sizes: tuple[int, int], axes: Mapping[str, tuple[int, int]]
     if axis is not None:
         return axis
     if sizes[0] != sizes[1]:
-        raise DataError(f"The sizes {sizes[0]} and {sizes[1]} of the collator's '{name}' follow from no other field's.")
+        raise DataError(
+            msg(
+                "The sizes {first} and {second} of the collator's '{field}' follow from no other field's.",
+                first=sizes[0],
+                second=sizes[1],
+                field=name,
+            )
+        )
     return sizes[0]
 
 

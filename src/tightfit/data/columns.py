@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tightfit.errors import DataError, suggest
+from tightfit.messages import Message, msg
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,20 @@ def _split(option: str | None) -> tuple[str, ...]:
 def _check_given(name: str, columns: list[str], names: ColumnNames, given: Columns) -> None:
     for column in given.all:
         if column not in columns:
-            raise DataError(f"{name} has no column '{column}': {suggest(column, columns)}")
-    if len(given.text) > names.max_texts:
-        allowed = "one column, or two for text pairs" if names.max_texts == 2 else "one column"
-        raise DataError(f"--text takes {allowed}, not {len(given.text)}.")
+            raise DataError(no_column(name, column, columns))
+    count = len(given.text)
+    if count > names.max_texts == 2:
+        raise DataError(msg("--text takes one column, or two for text pairs, not {count}.", count=count))
+    if count > names.max_texts:
+        raise DataError(msg("--text takes one column, not {count}.", count=count))
     if len(given.label) > names.max_labels:
-        raise DataError(f"--label takes one column, not {len(given.label)}.")
+        raise DataError(msg("--label takes one column, not {count}.", count=len(given.label)))
+
+
+def no_column(name: str, column: str, columns: Iterable[str]) -> Message:
+    """That a file lacks a column."""
+    hint = suggest(column, columns)
+    return msg("{name} has no column '{column}': {suggestion}", name=name, column=column, suggestion=hint)
 
 
 def _label_by_name(columns: list[str], names: ColumnNames, taken: tuple[str, ...]) -> tuple[str, ...]:
@@ -103,10 +112,13 @@ def _text_by_name(columns: list[str], names: ColumnNames, label: tuple[str, ...]
     return tuple(by_lower[name] for name in next(found, ()))
 
 
-def _not_found(name: str, option: str, columns: list[str], common: Sequence[str]) -> str:
+def _not_found(name: str, option: str, columns: list[str], common: Sequence[str]) -> Message:
     near = next((c for c in columns if difflib.get_close_matches(c.lower(), common, n=1, cutoff=0.75)), None)
-    hint = f"name it with --{option} {near}" if near else f"name it with --{option}"
-    return (
-        f"No {option} column was found in {name} (columns: {', '.join(columns)}): {hint}, "
-        "or by number (--text 1 --label 2) if the file has no header line."
+    return msg(
+        "No {option} column was found in {name} (columns: {columns}): name it with {example}, "
+        "or by number (--text 1 --label 2) if the file has no header line.",
+        option=option,
+        name=name,
+        columns=columns,
+        example=f"--{option} {near}" if near else f"--{option}",
     )

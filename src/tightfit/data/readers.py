@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.errors import DataError
+from tightfit.messages import msg
 from tightfit.optional_imports import ARROW, allow_imports
 from tightfit.processes import SharedSetting
 
@@ -42,7 +43,11 @@ def detect_encoding(path: Path) -> str:
     if _first_undecodable_line(path, "gb18030") is None:
         return "gb18030"
     raise DataError(
-        f"{path} is neither utf-8 nor gb18030 (first bad byte on line {line}): save it as utf-8 and try again."
+        msg(
+            "{path} is neither utf-8 nor gb18030 (first bad byte on line {line}): save it as utf-8 and try again.",
+            path=path,
+            line=line,
+        )
     )
 
 
@@ -51,8 +56,13 @@ def _check_decodable(path: Path, encoding: str) -> None:
     line = _first_undecodable_line(path, encoding)
     if line is not None:
         raise DataError(
-            f"{path} has a byte order mark of {encoding.removesuffix('-sig')} "
-            f"but does not decode as such (first bad byte on line {line}): save it as utf-8 and try again."
+            msg(
+                "{path} has a byte order mark of {encoding} "
+                "but does not decode as such (first bad byte on line {line}): save it as utf-8 and try again.",
+                path=path,
+                encoding=encoding.removesuffix("-sig"),
+                line=line,
+            )
         )
 
 
@@ -92,7 +102,7 @@ class Table:
         """The column names, from the first rows: a JSON row may omit some."""
         names = {name: None for _, row in itertools.islice(self.rows(), _SAMPLED_ROWS) for name in row}
         if not names:
-            raise DataError(f"{self.path} has a header line and no rows below it: add rows.")
+            raise DataError(msg("{path} has a header line and no rows below it: add rows.", path=self.path))
         return list(names)
 
 
@@ -101,9 +111,9 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in _READERS
 
 
-def supported_extensions() -> str:
+def supported_extensions() -> list[str]:
     """The supported extensions, for messages."""
-    return ", ".join(_READERS)
+    return list(_READERS)
 
 
 def _delimited(table: Table) -> Iterator[Row]:
@@ -120,8 +130,14 @@ def _delimited(table: Table) -> Iterator[Row]:
                 continue
         if len(values) > len(names):
             raise DataError(
-                f"{table.path} line {line} has {len(values)} fields where the first line has {len(names)}: "
-                'put the text in double quotes ("...").'
+                msg(
+                    "{path} line {line} has {count} fields where the first line has {expected}: "
+                    'put the text in double quotes ("...").',
+                    path=table.path,
+                    line=line,
+                    count=len(values),
+                    expected=len(names),
+                )
             )
         yield line, dict(zip(names, values + [""] * (len(names) - len(values)), strict=True))
 
@@ -130,7 +146,7 @@ def _header(path: Path, values: list[str]) -> list[str]:
     names = [value.strip() for value in values]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        raise DataError(f"{path} has two columns named '{duplicate}': rename one.")
+        raise DataError(msg("{path} has two columns named '{name}': rename one.", path=path, name=duplicate))
     return names
 
 
@@ -138,7 +154,7 @@ def _delimiter(path: Path, encoding: str) -> str:
     with path.open(encoding=encoding, newline="") as file:
         first = next((line for line in file if line.strip()), None)
     if first is None:
-        raise DataError(f"{path} is empty: give a file with a header line and rows below it.")
+        raise DataError(msg("{path} is empty: give a file with a header line and rows below it.", path=path))
     if path.suffix.lower() == ".tsv" and "\t" in first:
         return "\t"
     return max((",", ";", "\t"), key=first.count)
@@ -165,7 +181,13 @@ def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterato
                 return
             except csv.Error as error:
                 raise DataError(
-                    f'{path} line {line}: invalid quoting ({error}): write a quote inside a quoted text twice ("").'
+                    msg(
+                        "{path} line {line}: invalid quoting ({reason}): "
+                        'write a quote inside a quoted text twice ("").',
+                        path=path,
+                        line=line,
+                        reason=str(error),
+                    )
                 ) from None
             if any(value.strip() for value in values):
                 yield line, values
@@ -190,7 +212,7 @@ def _json(table: Table) -> Iterator[Row]:
     """A list of objects, or an object that contains one (`{"data": [...]}`); otherwise one object per line."""
     text = table.path.read_text(encoding=detect_encoding(table.path))
     if not text.strip():
-        raise DataError(f"{table.path} is empty: give a list of objects with a text and a label.")
+        raise DataError(msg("{path} is empty: give a list of objects with a text and a label.", path=table.path))
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -199,7 +221,7 @@ def _json(table: Table) -> Iterator[Row]:
     if isinstance(content, dict):
         content = _rows_in_object(content)
     if not isinstance(content, list):
-        raise DataError(f"{table.path} must contain a list of objects with a text and a label.")
+        raise DataError(msg("{path} must contain a list of objects with a text and a label.", path=table.path))
     for number, item in enumerate(content, 1):
         yield number, _object(table.path, number, item)
 
@@ -216,12 +238,17 @@ def _parse_json(path: Path, content: str, line: int) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} line {line} is not JSON ({error}): correct or remove it.") from None
+        not_json = msg(
+            "{path} line {line} is not JSON ({reason}): correct or remove it.", path=path, line=line, reason=str(error)
+        )
+        raise DataError(not_json) from None
 
 
 def _object(path: Path, number: int, item: Any) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise DataError(f"{path} entry {number} is not a JSON object: correct or remove it.")
+        raise DataError(
+            msg("{path} entry {number} is not a JSON object: correct or remove it.", path=path, number=number)
+        )
     return item
 
 
@@ -238,7 +265,10 @@ def _parquet(table: Table) -> Iterator[Row]:
                     number += 1
                     yield number, item
     except pa.ArrowException as error:
-        raise DataError(f"{table.path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        reason = str(error).splitlines()[0]
+        raise DataError(
+            msg("{path} is not a readable Parquet file ({reason}).", path=table.path, reason=reason)
+        ) from None
 
 
 _READERS = {

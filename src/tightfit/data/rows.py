@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from tightfit.data.columns import ColumnNames, Columns, find_columns
+from tightfit.data.columns import ColumnNames, Columns, find_columns, no_column
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.sources import Source, find_sources
-from tightfit.errors import DataError, suggest
+from tightfit.errors import DataError
+from tightfit.messages import Message, msg
 
 LONGEST_TEXT = 100_000  # characters; a model reads the first few hundred tokens
 _LINES_LISTED = 5
@@ -28,7 +29,7 @@ _LINES_LISTED = 5
 class Flaw:
     """Something wrong with a row."""
 
-    message: str
+    message: Message
     """What is wrong and what was done about it, after "3 rows"."""
     dropped: bool = False
     """Whether the row cannot be used."""
@@ -36,11 +37,11 @@ class Flaw:
 
 Flaws = tuple[Flaw, ...]
 
-NO_TEXT = Flaw("without text dropped", dropped=True)
-NOT_TEXT = Flaw("whose text is a list, an object or bytes dropped", dropped=True)
-CONTROL_CHARACTERS = Flaw("with control characters, replaced by spaces")
-LONE_SURROGATES = Flaw("with a lone surrogate (half a character), replaced by '?'")
-VERY_LONG = Flaw(f"longer than {LONGEST_TEXT:,} characters, truncated")
+NO_TEXT = Flaw(msg("without text dropped"), dropped=True)
+NOT_TEXT = Flaw(msg("whose text is a list, an object or bytes dropped"), dropped=True)
+CONTROL_CHARACTERS = Flaw(msg("with control characters, replaced by spaces"))
+LONE_SURROGATES = Flaw(msg("with a lone surrogate (half a character), replaced by '?'"))
+VERY_LONG = Flaw(msg("longer than {limit:,} characters, truncated", limit=LONGEST_TEXT))
 
 
 def clean(value: Any) -> tuple[str, Flaws]:
@@ -80,11 +81,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _CONTROL = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 127), " ")
 
 
-def format_lines(lines: Sequence[int]) -> str:
+def flaw_note(name: str, flaw: Message, lines: Sequence[int]) -> Message:
+    """What is wrong with the rows on these lines of a file."""
+    count = len(lines)
+    rows = msg("{count:,} rows", count=count) if count > 1 else msg("{count:,} row", count=count)
+    return msg("{name}: {rows} {flaw} ({lines})", name=name, rows=rows, flaw=flaw, lines=_format_lines(lines))
+
+
+def _format_lines(lines: Sequence[int]) -> Message:
     """The line numbers, or the first few and how many more there are."""
-    listed = ", ".join(str(line) for line in lines[:_LINES_LISTED])
-    more = f" and {len(lines) - _LINES_LISTED:,} more" if len(lines) > _LINES_LISTED else ""
-    return f"line{'s' if len(lines) > 1 else ''} {listed}{more}"
+    if len(lines) == 1:
+        return msg("line {line}", line=lines[0])
+    shown, more = list(lines[:_LINES_LISTED]), len(lines) - _LINES_LISTED
+    if more > 0:
+        return msg("lines {lines} and {more:,} more", lines=shown, more=more)
+    return msg("lines {lines}", lines=shown)
 
 
 # Rows
@@ -97,7 +108,7 @@ class Rows:
     source: Source
     dataset: RowFile
     columns: Columns
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     """What was dropped or replaced."""
 
     @property
@@ -118,7 +129,7 @@ class RowReader(Protocol):
     """What reading needs to know of a task."""
 
     column_names: ClassVar[ColumnNames]
-    no_label: ClassVar[str]
+    no_label: ClassVar[Message]
     """What is wrong with a label column that no row can be used with, after "the column 'x'"."""
 
     def read(self, row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], Flaws]:
@@ -145,7 +156,8 @@ def read_rows(source: Source, reader: RowReader, columns: Columns) -> Rows:
     rows = _usable_rows(source, reader, columns, found)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{source.name}: {_nothing_usable(reader, columns, found)}")
+        problem = _nothing_usable(reader, columns, found)
+        raise DataError(msg("{name}: {problem}", name=source.name, problem=problem))
     dataset = store_rows(itertools.chain([first], rows), {name: type(value) for name, value in first.items()})
     return Rows(source, dataset, columns, (*source.notes, *found.notes(source.name)))
 
@@ -156,7 +168,7 @@ def _check_columns(source: Source, columns: Columns) -> None:
         missing = [name for name in columns.all if name not in found]
         if missing:
             name = getattr(table, "path", source.name)
-            raise DataError(f"{name} has no column '{missing[0]}': {suggest(missing[0], found)}")
+            raise DataError(no_column(str(name), missing[0], found))
 
 
 def _usable_rows(source: Source, reader: RowReader, columns: Columns, found: _FoundFlaws) -> Iterator[dict[str, Any]]:
@@ -182,16 +194,18 @@ class _FoundFlaws:
         self.rows += 1
         self.rows_without_text += NO_TEXT in flaws or NOT_TEXT in flaws
 
-    def notes(self, name: str) -> tuple[str, ...]:
+    def notes(self, name: str) -> tuple[Message, ...]:
         """One note for each kind of flaw, those of dropped rows first."""
         found = sorted(self.lines.items(), key=lambda item: not item[0].dropped)
-        return tuple(
-            f"{name}: {len(lines):,} row{'s' if len(lines) > 1 else ''} {flaw.message} ({format_lines(lines)})"
-            for flaw, lines in found
-        )
+        return tuple(flaw_note(name, flaw.message, lines) for flaw, lines in found)
 
 
-def _nothing_usable(reader: RowReader, columns: Columns, found: _FoundFlaws) -> str:
+def _nothing_usable(reader: RowReader, columns: Columns, found: _FoundFlaws) -> Message:
     if found.rows_without_text == found.rows or not columns.label:
-        return f"the column '{columns.text[0]}' is empty in every row: choose another with --text."
-    return f"the column '{columns.label[0]}' {reader.no_label}: choose another with --label."
+        column = columns.text[0]
+        return msg("the column '{column}' is empty in every row: choose another with --text.", column=column)
+    return msg(
+        "the column '{column}' {problem}: choose another with --label.",
+        column=columns.label[0],
+        problem=reader.no_label,
+    )

@@ -13,6 +13,7 @@ from tightfit.compat import fingerprint_of
 from tightfit.data.readers import Row, Table, detect_encoding, is_table, supported_extensions
 from tightfit.errors import DataError, closest_name, first_line
 from tightfit.files import digest_of
+from tightfit.messages import Message, msg
 from tightfit.optional_imports import ARROW, allow_imports
 from tightfit.processes import SharedSetting
 
@@ -38,7 +39,7 @@ class Source:
     tables: tuple[Readable, ...]
     digest: str
     """Changes when the content changes."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
 
     def columns(self) -> list[str]:
         """The columns that every table has, in the order of the first table."""
@@ -92,30 +93,37 @@ def find_sources(name: str, *, header: bool = True) -> tuple[Source, Source | No
     if path.is_dir():
         return _folder(path, header)
     if is_table(path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise DataError(f"Data file not found: '{name}'. {_other_files(path)}")
+        raise DataError(msg("Data file not found: '{name}'. {hint}", name=name, hint=_other_files(path)))
     return _hub(name)
 
 
-def _other_files(path: Path) -> str:
+def _other_files(path: Path) -> Message:
     """The end of the message about a missing file: the file that was probably meant, or those in its folder."""
     names = sorted(p.name for p in path.parent.glob("*") if is_table(p)) if path.parent.is_dir() else []
     near = closest_name(path.name, names)
     if near:
-        return f"Did you mean '{near}'?"
-    return f"Data files in '{path.parent}': {', '.join(names)}." if names else "Check the path."
+        return msg("Did you mean '{near}'?", near=near)
+    if names:
+        return msg("Data files in '{folder}': {names}.", folder=path.parent, names=names)
+    return msg("Check the path.")
 
 
 def _file(path: Path, header: bool) -> Source:
     if not is_table(path):
-        raise DataError(f"{path} has an unknown extension: use one of {supported_extensions()}.")
+        known = supported_extensions()
+        raise DataError(msg("{path} has an unknown extension: use one of {known}.", path=path, known=known))
     if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty: give a file with a header line and rows below it.")
+        raise DataError(msg("{path} is empty: give a file with a header line and rows below it.", path=path))
     return _source(str(path), [path], header)
 
 
 def _source(name: str, paths: list[Path], header: bool) -> Source:
     encodings = {path: detect_encoding(path) for path in paths if path.suffix.lower() != ".parquet"}
-    notes = tuple(f"{path}: read as {encoding}" for path, encoding in encodings.items() if encoding in _NOTED_ENCODINGS)
+    notes = tuple(
+        msg("{path}: read as {encoding}", path=path, encoding=encoding)
+        for path, encoding in encodings.items()
+        if encoding in _NOTED_ENCODINGS
+    )
     return Source(name, tuple(Table(path, header) for path in paths), digest_of(paths), notes)
 
 
@@ -134,7 +142,8 @@ def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
         texts = sorted(folder.glob("*/*.txt"))
         digest = hashlib.sha256("".join(f"{p}{p.stat().st_mtime_ns}" for p in texts).encode()).hexdigest()
         return Source(str(folder), (ClassFolders(folder),), digest), None
-    raise DataError(f"The folder '{folder}' contains no data: add {supported_extensions()} files.")
+    known = supported_extensions()
+    raise DataError(msg("The folder '{folder}' contains no data: add {known} files.", folder=folder, known=known))
 
 
 def _named_files(folder: Path, files: list[Path], header: bool) -> tuple[Source, Source | None]:
@@ -144,12 +153,12 @@ def _named_files(folder: Path, files: list[Path], header: bool) -> tuple[Source,
     if not train:
         train = [path for path in files if path not in validation and not _is_named(path, _TEST)]
     if not train:
-        raise DataError(f"The folder '{folder}' contains no training file: name one train.csv.")
+        raise DataError(msg("The folder '{folder}' contains no training file: name one train.csv.", folder=folder))
     unused = [path.name for path in files if path not in train and path not in validation]
-    note = (f"{folder}: {', '.join(unused)} not used, neither for training nor for validation",) if unused else ()
+    note = msg("{folder}: {files} not used, neither for training nor for validation", folder=folder, files=unused)
     held_out = _source(f"{folder} ({validation[0].name})", validation, header) if validation else None
     source = _source(str(folder), train, header)
-    return replace(source, notes=(*source.notes, *note)), held_out
+    return replace(source, notes=(*source.notes, note) if unused else source.notes), held_out
 
 
 def _is_named(path: Path, names: tuple[str, ...]) -> bool:
@@ -168,7 +177,11 @@ def _hub(name: str) -> tuple[Source, Source | None]:
     except Exception as error:  # the hub client raises dozens of types
         reason = first_line(error).rstrip(".")
         raise DataError(
-            f"'{name}' is neither a local file nor a dataset on the hub ({reason}): check the path or the name."
+            msg(
+                "'{name}' is neither a local file nor a dataset on the hub ({reason}): check the path or the name.",
+                name=name,
+                reason=reason,
+            )
         ) from error
 
 
@@ -189,7 +202,7 @@ def _arrow(name: str, content: Any) -> tuple[Source, Source | None]:
     parts = dict(content) if isinstance(content, dict) else {"train": content}
     train = next((parts[split] for split in _TRAIN if split in parts), None)
     if train is None:
-        raise DataError(f"'{name}' has no training split, only {', '.join(parts)}.")
+        raise DataError(msg("'{name}' has no training split, only {splits}.", name=name, splits=list(parts)))
     validation = next((parts[split] for split in _VALIDATION if split in parts), None)
     return _arrow_source(name, train), None if validation is None else _arrow_source(name, validation)
 

@@ -16,6 +16,7 @@ from tightfit.data.row_file import RowFile
 from tightfit.data.rows import Rows
 from tightfit.errors import BadInput, DataError
 from tightfit.files import atomic_dir
+from tightfit.messages import Message, msg
 
 HELD_OUT = 0.1
 FOLDER = "split"
@@ -29,7 +30,7 @@ class Split:
     validation: RowFile
     digest: str
     """Digest of the data that the validation rows come from."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
 
 
 def split_rows(rows: Rows, validation: Rows | None, seed: int, strata: Sequence[object] | None = None) -> Split:
@@ -37,7 +38,9 @@ def split_rows(rows: Rows, validation: Rows | None, seed: int, strata: Sequence[
     if validation is not None:
         return _note_duplicates(Split(rows.dataset, validation.dataset, validation.digest))
     if len(rows) < 2:
-        raise DataError(f"{rows.name}: one row cannot be split into training and validation rows: add rows.")
+        raise DataError(
+            msg("{name}: one row cannot be split into training and validation rows: add rows.", name=rows.name)
+        )
     held_out = _stratified_sample(np.array([0] * len(rows) if strata is None else strata), np.random.default_rng(seed))
     train, test = (rows.dataset.select(np.flatnonzero(side)) for side in (~held_out, held_out))
     return _note_duplicates(Split(train, test, rows.digest))
@@ -89,11 +92,15 @@ def load_split(folder: Path) -> SavedSplit:
         return SavedSplit(validation["digest"], validation["validation_rows"], trained)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, EOFError):
         raise BadInput(
-            f"'{folder}' has no readable '{FOLDER}' folder, so its training rows are unknown: train again."
+            msg(
+                "'{folder}' has no readable '{split}' folder, so its training rows are unknown: train again.",
+                folder=folder,
+                split=FOLDER,
+            )
         ) from None
 
 
-def held_out_rows(folder: Path, rows: Rows) -> tuple[RowFile, tuple[str, ...]]:
+def held_out_rows(folder: Path, rows: Rows) -> tuple[RowFile, tuple[Message, ...]]:
     """The rows that this run did not train on, and a note on how many were dropped."""
     saved = load_split(folder)
     if saved.digest == rows.digest:
@@ -102,8 +109,13 @@ def held_out_rows(folder: Path, rows: Rows) -> tuple[RowFile, tuple[str, ...]]:
     else:
         keep = np.flatnonzero(~np.isin(fingerprints(rows.dataset), saved.trained)).tolist()
     dropped = len(rows) - len(keep)
-    note = (f"{rows.name}: {dropped:,} of {len(rows):,} rows were trained on and are not used",) if dropped else ()
-    return rows.dataset.select(keep), note
+    note = msg(
+        "{name}: {dropped:,} of {rows:,} rows were trained on and are not used",
+        name=rows.name,
+        dropped=dropped,
+        rows=len(rows),
+    )
+    return rows.dataset.select(keep), (note,) if dropped else ()
 
 
 def fingerprints(dataset: RowFile) -> np.ndarray[Any, np.dtype[np.uint64]]:
@@ -124,5 +136,9 @@ def _note_duplicates(split: Split) -> Split:
     duplicates = int(np.isin(fingerprints(split.validation), fingerprints(split.train)).sum())
     if not duplicates:
         return split
-    note = f"{duplicates:,} of {len(split.validation):,} validation rows are exact duplicates of training rows"
+    note = msg(
+        "{count:,} of {rows:,} validation rows are exact duplicates of training rows",
+        count=duplicates,
+        rows=len(split.validation),
+    )
     return Split(split.train, split.validation, split.digest, (*split.notes, note))

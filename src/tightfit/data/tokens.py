@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.errors import BadInput
+from tightfit.messages import msg
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -111,7 +112,11 @@ def _check_max_length(texts: list[list[str]], tokenizer: PreTrainedTokenizerBase
     special = tokenizer.num_special_tokens_to_add(pair=len(texts) == 2)
     if max_length <= special:
         raise BadInput(
-            f"max-length {max_length} leaves no tokens for the text after {special} special tokens: increase it."
+            msg(
+                "max-length {limit} leaves no tokens for the text after {special} special tokens: increase it.",
+                limit=max_length,
+                special=special,
+            )
         )
 
 

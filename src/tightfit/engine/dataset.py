@@ -18,6 +18,7 @@ from tightfit.data.labels import Labels
 from tightfit.data.rows import Rows, load_rows
 from tightfit.data.split import Split, split_rows
 from tightfit.job import Job
+from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
 from tightfit.processes import Prefetch, usable_cpus
 from tightfit.tasks import find_task
@@ -31,7 +32,7 @@ class JobData:
     labels: Labels
     columns: Columns
     split: Split
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
 
 
 def read_data(job: Job) -> JobData:
@@ -44,9 +45,12 @@ def read_data(job: Job) -> JobData:
     if validation is not None:
         validation = _known_rows(task, validation, labels)
     split = split_rows(rows, validation, job.seed, task.strata(rows.dataset))
-    summary = (
-        f"{rows.name}: {len(split.train):,} training rows, {len(split.validation):,} validation rows; "
-        f"{task.describe(rows.columns, labels)}"
+    summary = msg(
+        "{name}: {train:,} training rows, {validation:,} validation rows; {columns}",
+        name=rows.name,
+        train=len(split.train),
+        validation=len(split.validation),
+        columns=task.describe(rows.columns, labels),
     )
     notes = (*rows.notes, *(validation.notes if validation else ()), summary, *split.notes)
     return JobData(labels, rows.columns, split, notes)

@@ -10,15 +10,11 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from tightfit.errors import Interrupted, OutOfMemory, RunFailed, first_line, is_out_of_memory
+from tightfit.messages import Message, msg
 from tightfit.system import trim_malloc
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_OUT_OF_MEMORY = (
-    "Out of memory outside of a training step, where no smaller micro-batch helps ({reason}): close other programs, or "
-    "use a smaller model."
-)
 
 
 def drop_frames(error: BaseException) -> None:
@@ -59,10 +55,18 @@ def release_memory_on_error(function: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = OutOfMemory(_OUT_OF_MEMORY.format(reason=first_line(error)))
+            failure = OutOfMemory(_out_of_memory(first_line(error)))
             drop_frames(error)
         drop_frames(failure)
         free_memory()
         raise failure from None
 
     return wrapped
+
+
+def _out_of_memory(reason: Message) -> Message:
+    return msg(
+        "Out of memory outside of a training step, where no smaller micro-batch helps ({reason}): "
+        "close other programs, or use a smaller model.",
+        reason=reason,
+    )

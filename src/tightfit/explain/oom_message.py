@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.units import format_bytes, parse_bytes
 
 _SIZE = r"([\d.]+ ?[KMGT]?i?B|\d+ bytes)"
@@ -32,19 +33,22 @@ class OomMessage:
     reserved: int | None = None
 
     @property
-    def summary(self) -> str:
+    def summary(self) -> Message:
         """What happened, in one sentence."""
         if self.requested is None:
-            return "Out of memory; the message does not say how much was requested."
-        facts = [f"{format_bytes(self.requested)} more requested"]
+            return msg("Out of memory; the message does not say how much was requested.")
+        facts = [msg("{size} more requested", size=format_bytes(self.requested))]
         if self.allocated is not None:
-            facts.append(f"{format_bytes(self.allocated)} allocated by tensors")
+            facts.append(msg("{size} allocated by tensors", size=format_bytes(self.allocated)))
         if self.fragmented:
-            facts.append(f"{format_bytes(self.fragmented)} reserved by the allocator but unused")
+            facts.append(msg("{size} reserved by the allocator but unused", size=format_bytes(self.fragmented)))
         if self.free is not None:
-            facts.append(f"{format_bytes(self.free)} free")
-        gpu = f" on a GPU with {format_bytes(self.capacity)}" if self.capacity else ""
-        return f"Out of memory{gpu}: {', '.join(facts)}."
+            facts.append(msg("{size} free", size=format_bytes(self.free)))
+        if not self.capacity:
+            return msg("Out of memory: {facts}.", facts=facts)
+        return msg(
+            "Out of memory on a GPU with {capacity}: {facts}.", capacity=format_bytes(self.capacity), facts=facts
+        )
 
     @property
     def fragmented(self) -> int:
@@ -54,11 +58,11 @@ class OomMessage:
         return max(0, self.reserved - self.allocated) if self.reserved and self.allocated else 0
 
     @property
-    def advice(self) -> str | None:
+    def advice(self) -> Message | None:
         """How to reduce fragmentation; None if it was not the cause."""
         if not self.requested or self.fragmented < max(self.requested, _FRAGMENTED * (self.capacity or 0)):
             return None
-        return (
+        return msg(
             "Memory was free but fragmented: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting, "
             "and group texts by length so that tensor sizes repeat."
         )

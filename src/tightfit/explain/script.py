@@ -18,6 +18,7 @@ from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.errors import BadInput
 from tightfit.job import Job
+from tightfit.messages import Message, msg, verbatim
 from tightfit.models import load_config
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.worst_case import Lengths
@@ -48,15 +49,16 @@ class ScriptArgs:
         try:
             text = path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
-            raise BadInput(f"'{path}' cannot be read: give a JSON of TrainingArguments or a Python script.") from None
+            unreadable = msg("'{path}' cannot be read: give a JSON of TrainingArguments or a Python script.", path=path)
+            raise BadInput(unreadable) from None
         if path.suffix.lower() == ".py":
             return cls()._with(_from_script(path, text))
         try:
             content = json.loads(text)
         except ValueError as error:
-            raise BadInput(f"{path} is not readable as JSON: {error}.") from None
+            raise BadInput(msg("{path} is not readable as JSON: {reason}.", path=path, reason=str(error))) from None
         if not isinstance(content, dict):
-            raise BadInput(f"{path} must hold one JSON object with the names of TrainingArguments.")
+            raise BadInput(msg("{path} must hold one JSON object with the names of TrainingArguments.", path=path))
         return cls()._with(content)
 
     def recipe(self) -> Recipe:
@@ -82,14 +84,27 @@ class ScriptArgs:
         known = {name: value for name, value in content.items() if name in kinds}
         for name, value in known.items():
             if not _is_valid(value, str if name == "model" else kinds[name]):
-                raise BadInput(f"{name} is {value!r}, which TrainingArguments does not accept: correct it.")
+                raise BadInput(
+                    msg(
+                        "{name} is {value}, which TrainingArguments does not accept: correct it.",
+                        name=name,
+                        value=repr(value),
+                    )
+                )
         return replace(self, **known)
 
-    def __str__(self) -> str:
+    @property
+    def title(self) -> Message:
+        """The model, the batch and the strategies, for messages."""
         accumulated = f" x {self.gradient_accumulation_steps}" if self.gradient_accumulation_steps > 1 else ""
-        specs = " ".join(spec for spec in self.recipe().specs if not spec.startswith("micro-batch"))
-        rows = f"{self.per_device_train_batch_size}{accumulated}"
-        return f"{self.model} with {rows} rows of {self.max_length} tokens {specs}".rstrip()
+        specs = [spec for spec in self.recipe().specs if not spec.startswith("micro-batch")]
+        return msg(
+            "{model} with {rows} rows of {tokens} tokens{recipe}",
+            model=self.model,
+            rows=f"{self.per_device_train_batch_size}{accumulated}",
+            tokens=self.max_length,
+            recipe=f" {' '.join(specs)}" if specs else "",
+        )
 
 
 def _is_valid(value: Any, kind: type) -> bool:
@@ -103,7 +118,7 @@ def _from_script(path: Path, text: str) -> dict[str, Any]:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
-        raise BadInput(f"{path} is not readable as Python: {error}.") from None
+        raise BadInput(msg("{path} is not readable as Python: {reason}.", path=path, reason=str(error))) from None
     found: dict[str, Any] = {}
     constants = _constants(tree)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
@@ -117,7 +132,12 @@ def _from_script(path: Path, text: str) -> dict[str, Any]:
         if name == "from_pretrained" and call.args and isinstance(first := _value(call.args[0], constants), str):
             found.setdefault("model", first)
     if not any(isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in _CALLS for n in ast.walk(tree)):
-        raise BadInput(f"{path} does not call TrainingArguments: give the script that does, or its arguments as JSON.")
+        raise BadInput(
+            msg(
+                "{path} does not call TrainingArguments: give the script that does, or its arguments as JSON.",
+                path=path,
+            )
+        )
     return found
 
 
@@ -147,17 +167,13 @@ def _value(node: ast.expr, constants: dict[str, Any]) -> Any:
 
 
 _MAX_EDITS = 3
-_ACCUMULATION = (
-    "also set trainer.model_accepts_loss_kwargs = False, or the gradients of BERT-like heads are that many times "
-    "too large"
-)
 
 
 @dataclass(frozen=True)
 class Edit:
     """A change of the script, and the predicted peak after it."""
 
-    change: str
+    change: Message
     peak: int | None = None
     fits: bool | None = None
 
@@ -165,10 +181,14 @@ class Edit:
         """The edit as JSON values."""
         return {"edit": self.change, "peak_bytes": self.peak, "fits": self.fits}
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> Message:
+        """The change and what it leads to."""
         if self.peak is None:
             return self.change
-        return f"{self.change} → {format_bytes(self.peak)}{', fits' if self.fits else ''}"
+        if self.fits:
+            return msg("{change} → {peak}, fits", change=self.change, peak=format_bytes(self.peak))
+        return msg("{change} → {peak}", change=self.change, peak=format_bytes(self.peak))
 
 
 def edits_for(settings: ScriptArgs, device: Device) -> tuple[Estimate | None, list[Edit]]:
@@ -191,20 +211,30 @@ def _simulated_edits(settings: ScriptArgs, device: Device) -> tuple[Estimate, li
     return first, edits
 
 
-def _edits(now: ScriptArgs, device: Device) -> Iterator[tuple[str, ScriptArgs]]:
+def _edits(now: ScriptArgs, device: Device) -> Iterator[tuple[Message, ScriptArgs]]:
     """Single changes that keep the effective batch size."""
     rows = now.per_device_train_batch_size
     if rows > 1:
         fewer = next(size for size in range(max(1, rows // 8), 0, -1) if rows % size == 0)
         steps = rows // fewer * now.gradient_accumulation_steps
         smaller = replace(now, per_device_train_batch_size=fewer, gradient_accumulation_steps=steps)
-        yield f"per_device_train_batch_size={fewer}, gradient_accumulation_steps={steps} ({_ACCUMULATION})", smaller
+        yield _accumulation(fewer, steps), smaller
     if not now.gradient_checkpointing:
-        yield "gradient_checkpointing=True", replace(now, gradient_checkpointing=True)
+        yield verbatim("gradient_checkpointing=True"), replace(now, gradient_checkpointing=True)
     if "adafactor" not in now.optim:
-        yield 'optim="adafactor"', replace(now, optim="adafactor")
+        yield verbatim('optim="adafactor"'), replace(now, optim="adafactor")
     if not (now.fp16 or now.bf16) and device.kind != "cpu":
-        yield ("bf16=True", replace(now, bf16=True)) if device.bf16 else ("fp16=True", replace(now, fp16=True))
+        dtype = "bf16" if device.bf16 else "fp16"
+        yield verbatim(f"{dtype}=True"), replace(now, **{dtype: True})  # type: ignore[arg-type]
+
+
+def _accumulation(rows: int, steps: int) -> Message:
+    return msg(
+        "per_device_train_batch_size={rows}, gradient_accumulation_steps={steps} (also set "
+        "trainer.model_accepts_loss_kwargs = False, or the gradients of BERT-like heads are that many times too large)",
+        rows=rows,
+        steps=steps,
+    )
 
 
 def _estimate(settings: ScriptArgs, device: Device) -> Estimate:

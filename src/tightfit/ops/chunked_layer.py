@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tightfit.data.batches import Chunk, RowLimits, partition_by_tokens
 from tightfit.errors import RecipeError
+from tightfit.messages import msg
 from tightfit.ops.buffer_pool import BufferPool
-from tightfit.ops.deferred_norm import DeferredNorm, NormNotLast, PendingNorm, find_last_norm
+from tightfit.ops.deferred_norm import DeferredNorm, HiddenStatesChanged, NormNotLast, PendingNorm, find_last_norm
 from tightfit.ops.fake import context, is_fake
 from tightfit.ops.grad_accumulation import AccumulatingLinear, accumulate_in_place
 
@@ -123,8 +124,13 @@ class _ChunkedForward:
     def _pending_norm(self, hidden: torch.Tensor) -> DeferredNorm | None:
         try:
             return self.pending.take(hidden)
-        except ValueError as error:
-            raise RecipeError(f"'chunked-layers' cannot be used here: {error}. Use micro-batch instead.") from None
+        except HiddenStatesChanged:
+            raise RecipeError(
+                msg(
+                    "'chunked-layers' cannot be used here: the model changes the hidden states between its layers. "
+                    "Use micro-batch instead."
+                )
+            ) from None
 
     def forward(self, before: DeferredNorm | None, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run one chunk through all layers of the group, after the norm that the previous group deferred."""
@@ -134,7 +140,13 @@ class _ChunkedForward:
         for forward in self.forwards[:-1]:
             hidden = forward(hidden, *args, **kwargs)
             if not isinstance(hidden, torch.Tensor):
-                raise RecipeError(_not_groupable(self.layer, "returns more than its hidden states"))
+                raise RecipeError(
+                    msg(
+                        "'chunked-layers' cannot run several layers together: a {layer} returns more than its hidden "
+                        "states. Use layers=1.",
+                        layer=type(self.layer).__name__,
+                    )
+                )
         out = self.forwards[-1](hidden, *args, **kwargs)
         return self.norm.check_output(out) if self.norm is not None else out
 
@@ -157,12 +169,14 @@ class _SkippedForward:
             return self.forward(hidden, *args, **kwargs)
         own, shared = [*args, *kwargs.values()], self.by.shared_args
         if len(own) != len(shared) or any(a is not b for a, b in zip(own, shared, strict=True)):
-            raise RecipeError(_not_groupable(self.layer, "gets other arguments than the layer before it"))
+            raise RecipeError(
+                msg(
+                    "'chunked-layers' cannot run several layers together: a {layer} gets other arguments than the "
+                    "layer before it. Use layers=1.",
+                    layer=type(self.layer).__name__,
+                )
+            )
         return hidden
-
-
-def _not_groupable(layer: nn.Module, reason: str) -> str:
-    return f"'chunked-layers' cannot run several layers together: a {type(layer).__name__} {reason}. Use layers=1."
 
 
 class _ArgSlicer:

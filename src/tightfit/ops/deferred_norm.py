@@ -19,6 +19,10 @@ class NormNotLast(Exception):
     """The norm that was deferred is not the last operation of its layer."""
 
 
+class HiddenStatesChanged(Exception):
+    """The model changes the hidden states between its layers."""
+
+
 class DeferredNorm:
     """The forward of a norm that may be the last operation of a layer."""
 
@@ -64,10 +68,10 @@ class PendingNorm:
         self._states, self._norm = (weakref.ref(states), norm) if deferred else (None, None)
 
     def take(self, states: torch.Tensor) -> DeferredNorm | None:
-        """The norm to apply to these states; ValueError if they are not the previous layer's output."""
+        """The norm to apply to these states; HiddenStatesChanged if they are not the previous layer's output."""
         norm = self._norm
         if self._states is not None and self._states() is not states:
-            raise ValueError("the model changes the hidden states between its layers")
+            raise HiddenStatesChanged
         self._states = self._norm = None
         return norm
 

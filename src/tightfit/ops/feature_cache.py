@@ -14,6 +14,7 @@ import torch
 from torch.func import functional_call
 
 from tightfit.errors import RecipeError
+from tightfit.messages import msg
 from tightfit.ops.fake import real_tensors
 
 if TYPE_CHECKING:
@@ -94,8 +95,11 @@ class FeatureCache:
         if not torch.allclose(logits, expected, rtol=_RTOL, atol=_RTOL * float(expected.abs().max())):
             head = type(self.model).__name__
             raise RecipeError(
-                f"The encoder's outputs cannot be cached for {head}, whose head reads more than a weighted sum of "
-                f"them: use freeze:cache=false."
+                msg(
+                    "The encoder's outputs cannot be cached for {head}, whose head reads more than a weighted sum of "
+                    "them: use freeze:cache=false.",
+                    head=head,
+                )
             )
 
     def remove(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tightfit.errors import BadInput, RecipeError, suggest
+from tightfit.messages import msg
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result, Strategy
 from tightfit.strategies.recipe import parse_strategy
@@ -28,13 +29,19 @@ class Constraints:
         known = {*STRATEGIES, *(variant for strategy in STRATEGIES.values() for variant in strategy.variants())}
         for name in avoid:
             if name not in known:
-                raise RecipeError(f"There is no strategy '{name}' to avoid: {suggest(name, STRATEGIES)}")
+                hint = suggest(name, STRATEGIES)
+                raise RecipeError(
+                    msg("There is no strategy '{name}' to avoid: {suggestion}", name=name, suggestion=hint)
+                )
         if allow not in _NAMES:
-            raise BadInput(f"--allow '{allow}' is not an effect on the result: {suggest(allow, _NAMES)}")
+            hint = suggest(allow, _NAMES)
+            raise BadInput(
+                msg("--allow '{name}' is not an effect on the result: {suggestion}", name=allow, suggestion=hint)
+            )
         pinned = tuple(parse_strategy(spec) for spec in use)
         for strategy in pinned:
             if strategy.name in avoid or strategy.variant in avoid:
-                raise RecipeError(f"'{strategy.name}' is given to both --use and --avoid: drop one.")
+                raise RecipeError(msg("'{name}' is given to both --use and --avoid: drop one.", name=strategy.name))
         return cls(pinned, frozenset(avoid), Result(allow))
 
     @property

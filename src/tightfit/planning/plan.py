@@ -11,6 +11,7 @@ import numpy as np
 from tightfit.device import Budget, Device
 from tightfit.display import Display
 from tightfit.job import Job
+from tightfit.messages import Message, both, msg, name
 from tightfit.planning.constraints import Constraints
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
@@ -76,7 +77,7 @@ class Option:
     @property
     def title(self) -> str:
         """The recipe's specs; `baseline` if it has none."""
-        return " ".join(self.recipe.specs) or "baseline"
+        return self.recipe.title
 
     def to_json(self) -> dict[str, Any]:
         """The option as JSON values."""
@@ -104,13 +105,13 @@ class Plan(Display):
     reason_details: tuple[Reason, ...]
     """One for each strategy of the recipe."""
     alternatives: tuple[Option, ...]
-    rejected: tuple[str, ...]
+    rejected: tuple[Message, ...]
     """Strategies that were not chosen, and why."""
-    length_advice: tuple[str, ...] = ()
+    length_advice: tuple[Message, ...] = ()
     """What a smaller maximum length would save."""
-    suggestions: tuple[str, ...] = ()
+    suggestions: tuple[Message, ...] = ()
     """Changes that would make it fit, the smallest first; empty if it fits."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     """Warnings about the budget, the measured speed of the machine and the size of the process."""
 
     @property
@@ -119,15 +120,22 @@ class Plan(Display):
         return self.chosen.fits(self.budget)
 
     @property
-    def shortfall(self) -> str:
+    def shortfall(self) -> Message:
         """What the closest recipe needs, and the first suggestion to make it fit."""
-        suggestion = f": {self.suggestions[0]}" if self.suggestions else ""
-        return f"No recipe fits {self.budget}; the closest needs {format_bytes(self.chosen.upper_bound)}{suggestion}."
+        budget, needed = self.budget.title, format_bytes(self.chosen.upper_bound)
+        if not self.suggestions:
+            return msg("No recipe fits {budget}; the closest needs {needed}.", budget=budget, needed=needed)
+        return msg(
+            "No recipe fits {budget}; the closest needs {needed}: {suggestion}.",
+            budget=budget,
+            needed=needed,
+            suggestion=self.suggestions[0],
+        )
 
     @property
-    def reasons(self) -> tuple[str, ...]:
+    def reasons(self) -> tuple[Message, ...]:
         """One line for each strategy of the recipe."""
-        return tuple(str(reason) for reason in self.reason_details)
+        return tuple(reason.text for reason in self.reason_details)
 
     @property
     def recipe(self) -> Recipe:
@@ -165,9 +173,16 @@ class Reason:
     without: Option | None
     chosen: Option
 
-    def __str__(self) -> str:
-        share = _share(self.strategy, self.share) if self.share >= _MIN_SHARE else ""
-        return f"{self.strategy.spec}: {self.strategy.summary}{share}.{_cost_without(self.without, self.chosen)}"
+    @property
+    def text(self) -> Message:
+        """The reason in one line."""
+        return msg(
+            "{spec}: {summary}{share}.{without}",
+            spec=self.strategy.spec,
+            summary=self.strategy.summary,
+            share=_share(self.strategy, self.share) if self.share >= _MIN_SHARE else "",
+            without=_cost_without(self.without, self.chosen) if self.without else "",
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The reason as JSON values."""
@@ -188,34 +203,41 @@ def reasons_for(chosen: Option, baseline: Option, evaluate: Callable[[Recipe], O
 
 
 def rejections(
-    rejected: Iterable[str], chosen: Recipe, device: Device, constraints: Constraints, result_changing: Iterable[str]
-) -> Iterator[str]:
+    rejected: Iterable[Message],
+    chosen: Recipe,
+    device: Device,
+    constraints: Constraints,
+    result_changing: Iterable[str],
+) -> Iterator[Message]:
     """Strategies that the model, the device or the installation rules out, and those that would change the result."""
     yield from dict.fromkeys(rejected)
     for kind in STRATEGIES.values():
         reason = kind.why_not_offered(device)
         if reason and kind.name not in (s.name for s in chosen.strategies):
-            yield f"{kind.name}: {reason}"
+            yield msg("{name}: {reason}", name=kind.name, reason=reason)
     for kind in STRATEGIES.values():
         if not kind.is_available():
-            yield f"{kind.name}: needs the package {kind.requires}: pip install {kind.requires}"
+            package = kind.requires
+            yield msg("{name}: needs the package {package}: pip install {package}", name=kind.name, package=package)
     if constraints.allow is not Result.DIFFERENT:
-        yield f"{', '.join(result_changing)}: they train fewer parameters; used only with --allow different"
+        names = list(result_changing)
+        yield msg("{names}: they train fewer parameters; used only with --allow different", names=names)
 
 
-def _share(strategy: Strategy, share: float) -> str:
+def _share(strategy: Strategy, share: float) -> Message:
     """The part of the baseline's peak that the strategy can reduce."""
-    names = " and ".join(kind.value for kind in strategy.frees)
-    verb = "is" if names == "optimizer state" else "are"
-    return f"; {names} {verb} {share:.0%} of the baseline's peak"
+    kinds = both(*(name(kind.value) for kind in strategy.frees))
+    if kinds == "optimizer state":
+        return msg("; {kinds} is {share:.0%} of the baseline's peak", kinds=kinds, share=share)
+    return msg("; {kinds} are {share:.0%} of the baseline's peak", kinds=kinds, share=share)
 
 
-def _cost_without(without: Option | None, chosen: Option) -> str:
-    if without is None:
-        return ""
+def _cost_without(without: Option, chosen: Option) -> Message:
     longer = without.seconds_per_epoch - chosen.seconds_per_epoch
-    time = f"{format_seconds(abs(longer))} {'slower' if longer > 0 else 'faster'} per epoch"
-    return f" Without it: peak {format_bytes(without.peak)}, {time}."
+    peak, time = format_bytes(without.peak), format_seconds(abs(longer))
+    if longer > 0:
+        return msg(" Without it: peak {peak}, {time} slower per epoch.", peak=peak, time=time)
+    return msg(" Without it: peak {peak}, {time} faster per epoch.", peak=peak, time=time)
 
 
 # What a smaller maximum length would save and lose, from the lengths of the data. Texts are truncated only on request.
@@ -224,7 +246,7 @@ _MIN_SAVING = 0.03  # of the peak or of the time
 _MIN_MEMORY_SAVING = 0.005
 
 
-def length_advice(planner: Planner, chosen: Option) -> Iterator[str]:
+def length_advice(planner: Planner, chosen: Option) -> Iterator[Message]:
     """One line for each shorter maximum length that saves memory or time."""
     longest = planner.simulation.lengths.longest
     if any(strategy.name == "max-length" for strategy in chosen.recipe.strategies):
@@ -237,22 +259,28 @@ def length_advice(planner: Planner, chosen: Option) -> Iterator[str]:
             yield line
 
 
-def _length_line(planner: Planner, chosen: Option, shorter: Option, tokens: int) -> str | None:
+def _length_line(planner: Planner, chosen: Option, shorter: Option, tokens: int) -> Message | None:
     memory, time = 1 - shorter.peak / chosen.peak, 1 - shorter.seconds_per_step / chosen.seconds_per_step
     if max(memory, time) < _MIN_SAVING:
         return None
-    saved = [f"{time:.0%} of the time"]
+    saved = msg("{share:.0%} of the time", share=time)
     if memory >= _MIN_MEMORY_SAVING:  # micro-batches by tokens take the same memory at every text length
-        saved.insert(0, format_bytes(chosen.peak - shorter.peak))
-    return f"{truncation_cost(planner, tokens)}, saves {' and '.join(saved)}"
+        size = format_bytes(chosen.peak - shorter.peak)
+        saved = msg("{memory} and {share:.0%} of the time", memory=size, share=time)
+    return msg("{cost}, saves {saved}", cost=truncation_cost(planner, tokens), saved=saved)
 
 
-def truncation_cost(planner: Planner, tokens: int) -> str:
+def truncation_cost(planner: Planner, tokens: int) -> Message:
     """How many rows and tokens a smaller maximum length would lose."""
     lengths = planner.simulation.lengths.batches
     truncated = np.count_nonzero(lengths > tokens) / np.count_nonzero(lengths)
     lost = 1 - np.minimum(lengths, tokens).sum() / lengths.sum()
-    return f"truncating at {tokens} tokens shortens {truncated:.0%} of rows, drops {lost:.0%} of tokens"
+    return msg(
+        "truncating at {tokens} tokens shortens {rows:.0%} of rows, drops {lost:.0%} of tokens",
+        tokens=tokens,
+        rows=truncated,
+        lost=lost,
+    )
 
 
 _MIB = 1 << 20
@@ -260,32 +288,45 @@ _MAX_OVERSHOOT = 1.25  # x budget; above this, halving the length is not enough,
 _SMALLER = {"xlarge": "large", "large": "base"}  # usual sizes of a model family
 
 
-def suggestions(planner: Planner, closest: Option, budget: Budget, constraints: Constraints) -> Iterator[str]:
+def suggestions(planner: Planner, closest: Option, budget: Budget, constraints: Constraints) -> Iterator[Message]:
     """A larger budget, other constraints, a stronger effect on the result, shorter texts, a smaller model."""
     needed = -(-closest.upper_bound // _MIB)
-    yield f"--budget {needed}MB: the smallest allowed recipe needs it ({closest.title})"
+    yield msg(
+        "--budget {needed}MB: the smallest allowed recipe needs it ({recipe})", needed=needed, recipe=closest.title
+    )
     if constraints.avoided or constraints.pinned:
-        yield "drop --use and --avoid: a recipe that they rule out may fit"
+        yield msg("drop --use and --avoid: a recipe that they rule out may fit")
     for result in (Result.CLOSE, Result.DIFFERENT):
         best = planner.if_allowed(result, budget, constraints)
         if best is not None:
-            yield f"--allow {result.value}: {best.title} would fit in {format_bytes(best.peak)}"
+            yield msg(
+                "--allow {result}: {recipe} would fit in {peak}",
+                result=result.value,
+                recipe=best.title,
+                peak=format_bytes(best.peak),
+            )
     yield from _shorter_texts(planner, closest, budget)
     yield from _smaller_model(planner.simulation.setup.model.name.rstrip("/").rpartition("/")[2])
 
 
-def _shorter_texts(planner: Planner, closest: Option, budget: Budget) -> Iterator[str]:
+def _shorter_texts(planner: Planner, closest: Option, budget: Budget) -> Iterator[Message]:
     tokens = planner.simulation.lengths.longest // 2
     shortened = any(strategy.name == "max-length" for strategy in closest.recipe.strategies)
     if shortened or tokens < 2 or closest.upper_bound > _MAX_OVERSHOOT * budget.size:
         return
     option = planner.option(Recipe.parse([*closest.recipe.specs, f"max-length:tokens={tokens}"]))
     if option is not None and option.fits(budget):
-        fits = f"{closest.title} would fit in {format_bytes(option.peak)}"
-        yield f"--max-length {tokens}: {truncation_cost(planner, tokens)}; {fits}"
+        yield msg(
+            "--max-length {tokens}: {cost}; {recipe} would fit in {peak}",
+            tokens=tokens,
+            cost=truncation_cost(planner, tokens),
+            recipe=closest.title,
+            peak=format_bytes(option.peak),
+        )
 
 
-def _smaller_model(name: str) -> Iterator[str]:
-    size = next((size for size in _SMALLER if size in name.lower()), None)
+def _smaller_model(model: str) -> Iterator[Message]:
+    size = next((size for size in _SMALLER if size in model.lower()), None)
     if size:
-        yield f"a smaller model of the same family: {name.lower().replace(size, _SMALLER[size])}, if it exists"
+        smaller = model.lower().replace(size, _SMALLER[size])
+        yield msg("a smaller model of the same family: {model}, if it exists", model=smaller)

@@ -8,9 +8,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tightfit.errors import BadInput, short_repr, suggest
+from tightfit.errors import BadInput, short_repr, suggest, why_invalid
 from tightfit.files import atomic_write, digest_of
-from tightfit.job import Job, job_values, locate_key
+from tightfit.job import Job, at_key, job_values
+from tightfit.messages import Message, msg
 from tightfit.planning.plan import Plan
 from tightfit.units import format_bytes
 
@@ -60,14 +61,16 @@ def write_plan(path: Path, plan: Plan) -> None:
 def parse_header(path: Path, content: Any) -> PlanHeader:
     """Validate the value of `plan` in a plan file."""
     if isinstance(content, dict) and content.get("version") != VERSION:
-        raise BadInput(
-            f"{path}, {locate_key(path, 'version', 'plan')}: the plan has version {short_repr(content.get('version'))} "
-            f"and this tightfit reads {VERSION}: make it again with tightfit plan."
+        problem = msg(
+            "the plan has version {found} and this tightfit reads {known}: make it again with tightfit plan.",
+            found=short_repr(content.get("version")),
+            known=VERSION,
         )
+        raise BadInput(at_key(path, "version", problem, "plan"))
     try:
         return PlanHeader(**content)
     except TypeError:
-        raise BadInput(f"{path}, {locate_key(path, 'plan')}: 'plan' must hold 'name: value' lines.") from None
+        raise BadInput(at_key(path, "plan", msg("'plan' must hold 'name: value' lines."))) from None
     except ValidationError as error:
         raise BadInput(_validation_message(path, error)) from None
 
@@ -78,12 +81,17 @@ def fingerprints(job: Job) -> dict[str, str]:
     return {role: _fingerprint(Path(name)) for role, name in named.items() if name is not None and Path(name).exists()}
 
 
-def changes(header: PlanHeader, job: Job) -> list[str]:
+def changes(header: PlanHeader, job: Job) -> list[Message]:
     """Data files that changed since the plan was made; empty if the plan has no fingerprints."""
     now = fingerprints(job) if header.data else {}
-    compared = ((role, header.data.get(role, "none"), now.get(role, "none")) for role in ("data", "validation"))
+    compared = ((role, header.data.get(role), now.get(role)) for role in ("data", "validation"))
     return [
-        f"{Path(getattr(job, role) or role).name} changed from {before} to {after}"
+        msg(
+            "{file} changed from {before} to {after}",
+            file=Path(getattr(job, role) or role).name,
+            before=before or msg("none"),
+            after=after or msg("none"),
+        )
         for role, before, after in compared
         if before != after
     ]
@@ -95,14 +103,17 @@ def _fingerprint(path: Path) -> str:
     return f"{digest_of(files)[:16]} ({format_bytes(sum(file.stat().st_size for file in files))})"
 
 
-def _validation_message(path: Path, error: ValidationError) -> str:
+def _validation_message(path: Path, error: ValidationError) -> Message:
     # A misspelt key comes first: it explains the missing one.
     item = min(error.errors(), key=lambda item: item["type"] == "missing")
     key = str(item["loc"][0])
-    where = f"{path}, {locate_key(path, key, 'plan')}"
     if item["type"] == "extra_forbidden":
         known = suggest(key, PlanHeader.model_fields)
-        return f"{where}: there is no '{key}' in a plan: {known}"
+        problem = msg("there is no '{key}' in a plan: {suggestion}", key=key, suggestion=known)
+        return at_key(path, key, problem, "plan")
     if item["type"] == "missing":
-        return f"{path}, {locate_key(path, 'plan')}: the plan lacks '{key}': make it again with tightfit plan."
-    return f"{where}: {key} is {short_repr(item['input'])}: {item['msg'].lower()}."
+        problem = msg("the plan lacks '{key}': make it again with tightfit plan.", key=key)
+        return at_key(path, "plan", problem)
+    value = short_repr(item["input"])
+    problem = msg("{name} is {value}: {reason}.", name=key, value=value, reason=why_invalid(item))
+    return at_key(path, key, problem, "plan")

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from tightfit.device import Budget, Device
 from tightfit.errors import DoesNotFit, RecipeError
 from tightfit.job import Job
+from tightfit.messages import Message, msg
 from tightfit.planning.candidates import candidates, offered
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import (
@@ -37,10 +38,10 @@ class CandidateEstimates:
 
     simulation: Simulation
     step_time: StepTime
-    evaluated: dict[Recipe, str | None] = field(default_factory=dict)
+    evaluated: dict[Recipe, Message | None] = field(default_factory=dict)
     """Evaluated recipes in order, each with the reason why this model or device rules it out, or None."""
     _candidates: dict[Recipe, CandidateEstimate | None] = field(default_factory=dict)
-    _rejections: dict[Recipe, str] = field(default_factory=dict)
+    _rejections: dict[Recipe, Message] = field(default_factory=dict)
     _options: dict[Recipe, Option] = field(default_factory=dict)
     _pass_seconds: dict[Recipe, float] = field(default_factory=dict)
 
@@ -52,11 +53,11 @@ class CandidateEstimates:
         return replace(self, evaluated={})
 
     @property
-    def rejected(self) -> list[str]:
+    def rejected(self) -> list[Message]:
         """Why evaluated recipes cannot be used."""
         return [reason for reason in self.evaluated.values() if reason is not None]
 
-    def rejected_with(self, pinned: Iterable[Strategy]) -> list[str]:
+    def rejected_with(self, pinned: Iterable[Strategy]) -> list[Message]:
         """Why recipes with all of these strategies cannot be used; others are evaluated only to probe the model."""
         wanted = set(pinned)
         return [
@@ -65,7 +66,7 @@ class CandidateEstimates:
             if reason is not None and wanted <= set(recipe.strategies)
         ]
 
-    def rejection(self, recipe: Recipe) -> str | None:
+    def rejection(self, recipe: Recipe) -> Message | None:
         """Why a recipe cannot be used, in this call or an earlier one."""
         return self._rejections.get(recipe)
 
@@ -102,7 +103,7 @@ class CandidateEstimates:
         try:
             lower_bound = self.simulation.lower_bound(recipe)
         except RecipeError as error:
-            self._rejections[recipe] = str(error)
+            self._rejections[recipe] = error.message
             return None
         seconds = self._forward_backward_seconds(recipe) + self._optimizer_seconds(recipe)
         return CandidateEstimate(recipe=recipe, seconds_per_step=seconds, lower_bound=lower_bound)
@@ -186,12 +187,12 @@ class Planner:
         candidate = self.candidates.candidate(recipe)
         return self.candidates.option(candidate) if candidate is not None else None
 
-    def notes(self, budget: Budget) -> tuple[str, ...]:
+    def notes(self, budget: Budget) -> tuple[Message, ...]:
         """Warnings about the budget, the measured rates of the machine and the size of the process."""
         warnings = tuple(note for note in (budget.warning, self.step_time.rates.warning) if note)
         return (*warnings, *process_size_note(self.simulation.setup.device, self.simulation.process_bytes()))
 
-    def rejection(self, recipe: Recipe) -> str | None:
+    def rejection(self, recipe: Recipe) -> Message | None:
         """Why a recipe cannot be used; None if it can."""
         return self.candidates.rejection(recipe)
 
@@ -231,8 +232,8 @@ class Planner:
     def _checked(self, candidates: list[CandidateEstimate], constraints: Constraints) -> list[CandidateEstimate]:
         if not candidates:
             reasons = self.candidates.rejected_with(constraints.pinned)
-            reason = next(iter(reasons), "--use and --avoid rule out every recipe; drop one of them.")
-            raise RecipeError(f"No recipe is possible: {reason}")
+            reason = next(iter(reasons), msg("--use and --avoid rule out every recipe; drop one of them."))
+            raise RecipeError(msg("No recipe is possible: {reason}", reason=reason))
         return candidates
 
     def _fitting(self, candidates: Iterable[CandidateEstimate], budget: Budget) -> list[Option]:
@@ -274,7 +275,7 @@ class Planner:
         chosen: Option,
         others: list[Option],
         constraints: Constraints,
-        suggestions: tuple[str, ...] = (),
+        suggestions: tuple[Message, ...] = (),
     ) -> Plan:
         baseline = self.option(Recipe())
         job = self.simulation.setup.job
@@ -294,7 +295,7 @@ class Planner:
             notes=self.notes(budget),
         )
 
-    def _rejections(self, chosen: Option, budget: Budget, constraints: Constraints) -> Iterable[str]:
+    def _rejections(self, chosen: Option, budget: Budget, constraints: Constraints) -> Iterable[Message]:
         fewer = offered(self._case(Stage.FEWER_PARAMETERS, Constraints()), Constraints())
         names = dict.fromkeys(strategy.name for strategy in fewer if strategy.result is Result.DIFFERENT)
         return rejections(self.candidates.rejected, chosen.recipe, budget.device, constraints, names)

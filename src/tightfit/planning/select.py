@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tightfit.device import Budget
+from tightfit.messages import Message, msg, name
 from tightfit.planning.constraints import Constraints
+from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
 from tightfit.processes import run_in_fork
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
@@ -24,7 +26,7 @@ class Selection:
     seconds_per_step: float
     upper_bound: int
     """Predicted peak in bytes, margin included."""
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
     plan: dict[str, Any] | None = None
     """The new plan as JSON values; None if an earlier plan was used."""
 
@@ -54,19 +56,33 @@ class Selector:
         notes = list(planner.notes(self.budget))
         option = planner.option(self.planned) if self.planned is not None else None
         if self.planned is not None and option is None:
-            notes.append(f"the plan cannot run here ({planner.rejection(self.planned)}): planned again")
+            reason = planner.rejection(self.planned)
+            notes.append(msg("the plan cannot run here ({reason}): planned again", reason=reason))
         if option is not None and not option.fits(self.budget):
-            needed = format_bytes(option.upper_bound)
-            notes.append(f"the plan needs {needed} here, more than {self.budget}: planned again")
+            notes.append(
+                msg(
+                    "the plan needs {needed} here, more than {budget}: planned again",
+                    needed=format_bytes(option.upper_bound),
+                    budget=self.budget.title,
+                )
+            )
             option = None
         plan = planner.plan(self._limit, self.constraints) if option is None else None
         option = plan.chosen if plan is not None else option
         assert option is not None
-        time = f"about {format_seconds(option.seconds_per_epoch)} per epoch"
-        predicted = f"peak {format_bytes(option.peak)}, {time}, result: {option.result.value}"
-        notes.append(f"{self.budget}: {option.title}, {predicted}")
+        notes.append(self._prediction(option))
         return Selection(
             option.recipe, option.seconds_per_step, option.upper_bound, tuple(notes), plan.to_json() if plan else None
+        )
+
+    def _prediction(self, option: Option) -> Message:
+        return msg(
+            "{budget}: {recipe}, peak {peak}, about {time} per epoch, result: {result}",
+            budget=self.budget.title,
+            recipe=option.title,
+            peak=format_bytes(option.peak),
+            time=format_seconds(option.seconds_per_epoch),
+            result=name(option.result.value),
         )
 
     @property

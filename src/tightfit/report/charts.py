@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from tightfit.comparison.comparison import Comparison, ComparisonRow, kinds_of
-from tightfit.report.i18n.strings import Strings
+from tightfit.i18n import Render, render
+from tightfit.messages import msg
+from tightfit.report.names import kind_name, memory_name
 from tightfit.strategies.base import MemoryKind
-from tightfit.units import format_bytes
+from tightfit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -230,7 +232,7 @@ def scatter(
 _BAR = 0.42  # of a row's height; the recipe is written in the rest
 
 
-def comparison_chart(comparison: Comparison, strings: Strings) -> Figure:
+def comparison_chart(comparison: Comparison, text: Render = render) -> Figure:
     """The predicted peak of each row by kind, the measured peak and the budget as lines, and the time per step."""
     figure, _ = new_figure(5.2, 0.9 + 0.44 * len(comparison.rows))
     figure.clear()
@@ -238,49 +240,49 @@ def comparison_chart(comparison: Comparison, strings: Strings) -> Figure:
     for axes in (memory, time):
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(left=False, labelleft=False)
-    _draw_memory(memory, comparison, strings)
+    _draw_memory(memory, comparison, text)
     time.patch.set_visible(False)  # a long recipe reaches under it
-    _draw_time(time, comparison, strings)
+    _draw_time(time, comparison, text)
     memory.set_ylim(len(comparison.rows) - 0.5, -0.75)
     figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
     return figure
 
 
-def _draw_memory(axes: Axes, comparison: Comparison, strings: Strings) -> None:
-    _draw_kinds(axes, comparison, strings)
+def _draw_memory(axes: Axes, comparison: Comparison, text: Render) -> None:
+    _draw_kinds(axes, comparison, text)
     for place, row in enumerate(comparison.rows):
-        name = axes.text(0, place - _BAR / 2 - 0.06, row.title, fontsize=7.5, va="bottom", ha="left")
+        name = axes.text(0, place - _BAR / 2 - 0.06, text(row.title), fontsize=7.5, va="bottom", ha="left")
         name.set_in_layout(False)  # it may reach under the times, where its line is free
         if row.peak:
-            label = strings.comparison("measured") if row is _first_measured(comparison) else None
+            label = text(msg("measured peak")) if row is _first_measured(comparison) else None
             axes.plot([row.peak / _GIB] * 2, [place - 0.27, place + 0.27], color=MEASURED, linewidth=2, label=label)
         end = max(row.peak or 0, row.predicted_peak or 0) / _GIB
-        _write_beside(axes, end, place, format_bytes(row.peak) if row.peak else strings.comparison("not_run"))
+        _write_beside(axes, end, place, format_bytes(row.peak) if row.peak else text(msg("not run")))
     if comparison.budget_bytes:
-        label = f"{strings.comparison('budget')} {format_bytes(comparison.budget_bytes)}"
+        label = text(msg("budget {size}", size=format_bytes(comparison.budget_bytes)))
         axes.axvline(comparison.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=label)
-    axes.set_xlabel(strings.comparison("memory"), fontsize=7.5)
+    axes.set_xlabel(text(msg("peak {memory}, GiB", memory=memory_name(comparison.device))), fontsize=7.5)
     axes.set_xlim(0, 1.25 * _largest(comparison) / _GIB)
     axes.tick_params(labelsize=7.5)
 
 
-def _draw_kinds(axes: Axes, comparison: Comparison, strings: Strings) -> None:
+def _draw_kinds(axes: Axes, comparison: Comparison, text: Render) -> None:
     places, left = range(len(comparison.rows)), [0.0] * len(comparison.rows)
     for kind in ("process", *(kind.value for kind in MemoryKind)):
         sizes = [kinds_of(row).get(kind, 0) / _GIB for row in comparison.rows]
         if any(sizes):
-            axes.barh(places, sizes, _BAR, left=left, color=COLOURS[kind], label=strings.kind(kind), linewidth=0)
+            axes.barh(places, sizes, _BAR, left=left, color=COLOURS[kind], label=text(kind_name(kind)), linewidth=0)
             left = [start + size for start, size in zip(left, sizes, strict=True)]
 
 
-def _draw_time(axes: Axes, comparison: Comparison, strings: Strings) -> None:
+def _draw_time(axes: Axes, comparison: Comparison, text: Render) -> None:
     seconds = [row.seconds_per_step or 0.0 for row in comparison.rows]
     axes.barh(range(len(seconds)), seconds, _BAR, color=LINE_COLOURS[0], alpha=0.55, linewidth=0)
     for place, value in enumerate(seconds):
         if value:
-            _write_beside(axes, value, place, strings.seconds(value))
+            _write_beside(axes, value, place, text(format_seconds(value)))
     axes.set_xlim(0, 1.9 * max([*seconds, 1e-3]))
-    axes.set_xlabel(strings.comparison("seconds_per_step"), fontsize=7.5)
+    axes.set_xlabel(text(msg("seconds per step")), fontsize=7.5)
     axes.tick_params(labelsize=7.5)
 
 

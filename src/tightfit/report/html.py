@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import atomic_write
+from tightfit.i18n import ENGLISH, Render, check_language, current_language, render, renderer
+from tightfit.messages import Message, msg, name
 from tightfit.report import figures, sections
-from tightfit.report.i18n.strings import Strings
+from tightfit.report.names import memory_name, phase_name, score
 from tightfit.report.suggestions import suggestions
 from tightfit.runs.folder import RunView, read_run_folder
 from tightfit.runs.header import load_header
@@ -33,138 +35,158 @@ FILE = "report.html"
 # The report of one run, or of several side by side.
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None, language: str = "en") -> Path:
+def write_report(folders: Sequence[Path], out: Path | None = None, language: str = ENGLISH) -> Path:
     """Write the report and return its path: in the run folder, or in the current folder for several runs."""
-    strings = Strings.of(language)
+    check_language(language)
     views = [read_run_folder(folder) for folder in folders]
     if not views:
-        raise BadInput("No run folder was given: tightfit report runs/mine, or several of them.")
+        raise BadInput(msg("No run folder was given: tightfit report runs/mine, or several of them."))
     target = out or (views[0].folder / FILE if len(views) == 1 else Path(FILE))
     if target.is_dir():
         target = target / FILE
     if target.suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"'{target}' should end in .html: give --out such a name.")
+        raise OutputError(msg("'{file}' should end in .html: give --out such a name.", file=target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, report_page(views, strings))
+    atomic_write(target, report_page(views, language))
     return target
 
 
-def report_page(views: Sequence[RunView], strings: Strings) -> str:
+def report_page(views: Sequence[RunView], language: str = ENGLISH) -> str:
     """The report as one HTML page."""
-    runs = [_run_context(view, strings.for_devices([view.device])) for view in views]
+    runs = [_run_context(view, renderer(language)) for view in views]
     if len(views) == 1:
-        title = f"{views[0].name}: {strings('report')}"
-        return page(title, _render("report.html", run=runs[0], strings=strings), strings.language)
-    strings = strings.for_devices(view.device for view in views)
-    body = _render("runs.html", runs=runs, strings=strings, **_runs_context(views, strings))
-    return page(strings("runs_side_by_side", count=len(views)), body, strings.language)
+        title = msg("{run}: report", run=views[0].name)
+        return page(title, _render("report.html", language, run=runs[0]), language)
+    body = _render("runs.html", language, runs=runs, **_runs_context(views, renderer(language)))
+    return page(msg("{count} runs side by side", count=len(views)), body, language)
 
 
-def page(title: str, body: str, language: str = "en") -> str:
+def page(title: Message, body: str, language: str = ENGLISH) -> str:
     """A complete HTML page; `body` is inserted without escaping."""
     from markupsafe import Markup
 
-    return _render("page.html", title=title, body=Markup(body), language=language)
+    return _render("page.html", language, title=title, body=Markup(body), language=language)
 
 
-def _render(template: str, **values: Any) -> str:
-    return _templates().get_template(template).render(**values)
+def _render(template: str, language: str, /, **values: Any) -> str:
+    return _templates(language).get_template(template).render(**values)
 
 
 @cache
-def _templates() -> Environment:
-    """The report's templates; every value is escaped."""
+def _templates(language: str) -> Environment:
+    """The report's templates; every value is shown in the language and escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    templates = Environment(
         loader=PackageLoader("tightfit.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=lambda value: render(value, language) if isinstance(value, Message) else value,
     )
+    templates.globals.update(msg=msg, name=name)
+    return templates
 
 
-def _run_context(view: RunView, strings: Strings) -> dict[str, Any]:
+def _run_context(view: RunView, text: Render) -> dict[str, Any]:
     """The values that run.html shows."""
     return {
         "view": view,
-        "strings": strings,
-        "lead": sections.lead(view, strings),
-        "tiles": sections.tiles(view, strings),
-        "unfinished": sections.unfinished(view, strings),
-        "resumed": sections.resumed(view, strings),
-        "model_and_data": sections.model_and_data(view, strings),
-        "lengths": _lengths(view, strings),
-        "setup": sections.setup(view, strings),
+        "memory": memory_name(view.device),
+        "lead": sections.lead(view),
+        "tiles": sections.tiles(view),
+        "unfinished": sections.unfinished(view),
+        "resumed": sections.resumed(view),
+        "model_and_data": sections.model_and_data(view),
+        "lengths": _lengths(view, text),
+        "setup": sections.setup(view),
         "rerun": view.rerun_command(f"{view.folder}-again"),
-        "plan_summary": sections.plan_summary(view, strings),
-        "strategies": sections.strategies(view, strings),
-        "reasons": sections.reasons(view, strings),
-        "alternatives": sections.alternatives(view, strings),
+        "plan_summary": sections.plan_summary(view),
+        "strategies": sections.strategies(view),
+        "reasons": sections.reasons(view),
+        "alternatives": sections.alternatives(view),
         "rejected": sections.rejected(view),
-        **_memory_and_time(view, strings),
-        **_quality(view, strings),
-        "suggestions": suggestions(view, strings),
-        "usage": sections.usage(view, strings),
+        **_memory_and_time(view, text),
+        **_quality(view, text),
+        "suggestions": suggestions(view),
+        "usage": sections.usage(view, text),
         "notes": view.notes,
         "versions": view.versions,
     }
 
 
-def _lengths(view: RunView, strings: Strings) -> figures.Figure | None:
+def _lengths(view: RunView, text: Render) -> figures.Figure | None:
     stats = view.header.lengths if view.header else None
-    return figures.lengths_figure(view, strings, sections.about_lengths(stats, strings)) if stats else None
+    return figures.lengths_figure(view, text, sections.about_lengths(stats)) if stats else None
 
 
-def _memory_and_time(view: RunView, strings: Strings) -> dict[str, Any]:
+def _memory_and_time(view: RunView, text: Render) -> dict[str, Any]:
     measured, estimate = sections.measured_phases(view), view.estimate
     budget = view.header.budget_bytes if view.header else None
-    caption = strings("by_kind" if measured else "by_kind_unfinished")
+    caption = _about_kinds(view.device, measured=bool(measured))
     return {
-        "phases": sections.phases(view, strings),
-        "about_peak": sections.about_peak(view, strings),
-        "by_kind": figures.memory_figure(estimate, measured, strings, caption, budget) if estimate else None,
-        "timeline": figures.timeline_figure(view, strings),
-        "largest": sections.largest_tensors(view, strings),
-        "largest_about": strings("largest_about", phase=strings.phase(estimate["phase"])) if estimate else "",
-        "times": sections.times(view, strings),
+        "phases": sections.phases(view),
+        "about_peak": sections.about_peak(view),
+        "by_kind": figures.memory_figure(estimate, measured, text, caption, budget) if estimate else None,
+        "timeline": figures.timeline_figure(view, text),
+        "largest": sections.largest_tensors(view),
+        "largest_about": _about_tensors(estimate["phase"]) if estimate else "",
+        "times": sections.times(view),
     }
 
 
-def _quality(view: RunView, strings: Strings) -> dict[str, Any]:
-    headings, rows = sections.score_table(view, strings)
+def _about_kinds(device: str | None, *, measured: bool) -> Message:
+    memory = memory_name(device)
+    if measured:
+        return msg(
+            "Predicted {memory} of each phase by kind; the thin bar below it is the measured peak.", memory=memory
+        )
+    return msg("Predicted {memory} of each phase by kind. Nothing was measured: the run did not finish.", memory=memory)
+
+
+def _about_tensors(phase: str) -> Message:
+    return msg(
+        "Predicted, in {phase}. The same tensor of all layers is one row; * stands for the layer number.",
+        phase=phase_name(phase),
+    )
+
+
+def _quality(view: RunView, text: Render) -> dict[str, Any]:
+    headings, rows = sections.score_table(view)
     return {
         "score_headings": headings,
         "score_rows": rows,
-        "kept_epoch": sections.kept_epoch(view, strings),
-        "loss": figures.loss_figure(view, strings),
-        "scores": figures.scores_figure(view, strings, sections.score_names(view, strings)),
+        "kept_epoch": sections.kept_epoch(view),
+        "loss": figures.loss_figure(view, text),
+        "scores": figures.scores_figure(view, text, sections.score_names(view)),
     }
 
 
-def _runs_context(views: Sequence[RunView], strings: Strings) -> dict[str, Any]:
+def _runs_context(views: Sequence[RunView], text: Render) -> dict[str, Any]:
     """The table and the charts that runs.html shows above the single runs."""
     charts = (
-        figures.peaks_figure(views, strings),
-        figures.scatter_figure(views, strings),
-        figures.best_metric_figure(views, strings),
+        figures.peaks_figure(views, text),
+        figures.scatter_figure(views, text),
+        figures.best_metric_figure(views, text),
     )
-    metrics = _metrics_of(views, strings)
+    metrics = _metrics_of(views)
     return {
+        "memory": memory_name(*(view.device for view in views)),
+        "folders": [str(view.folder) for view in views],
         "metrics": list(metrics.values()),
-        "rows": [_run_row(view, strings, list(metrics)) for view in views],
+        "rows": [_run_row(view, list(metrics)) for view in views],
         "figures": [chart for chart in charts if chart],
     }
 
 
-def _metrics_of(views: Sequence[RunView], strings: Strings) -> dict[str, str]:
+def _metrics_of(views: Sequence[RunView]) -> dict[str, Message]:
     """The keys and names of the metrics of all tasks; the loss of one task says nothing about another."""
-    tasks = [find_task(name) for name in dict.fromkeys(view.job.task for view in views)]
-    return {metric.key: strings.metric(task, metric) for task in tasks for metric in task.metrics or (task.best,)}
+    tasks = [find_task(task) for task in dict.fromkeys(view.job.task for view in views)]
+    return {metric.key: metric.title for task in tasks for metric in task.metrics or (task.best,)}
 
 
-def _run_row(view: RunView, strings: Strings, keys: Sequence[str]) -> list[str]:
+def _run_row(view: RunView, keys: Sequence[str]) -> list[str]:
     run, metrics = view.run, view.metrics
     per_step = run.measured.seconds_per_step if run else None
     sizes = [format_bytes(size) if size else "–" for size in (view.measured_peak, view.predicted_peak)]
@@ -172,14 +194,14 @@ def _run_row(view: RunView, strings: Strings, keys: Sequence[str]) -> list[str]:
     return [
         view.name,
         view.model,
-        " ".join(view.recipe) or strings("baseline"),
-        strings.comparison(view.result),
+        " ".join(view.recipe) or msg("baseline"),
+        name(view.result),
         *scores,
         *sizes,
-        strings.seconds(run.measured.seconds) if run else "–",
-        strings.seconds(per_step) if per_step else "–",
+        format_seconds(run.measured.seconds) if run else "–",
+        format_seconds(per_step) if per_step else "–",
         f"{view.last_step:,}" if run else f"{view.last_step:,} / {view.steps or '?'}",
-        strings("yes") if run else strings("no"),
+        msg("yes") if run else msg("no"),
     ]
 
 
@@ -188,50 +210,73 @@ def _run_row(view: RunView, strings: Strings, keys: Sequence[str]) -> list[str]:
 
 def estimate_as_html(estimate: Estimate) -> str:
     """Memory by phase and kind."""
-    strings = Strings("en").for_devices([estimate.device.label])
     kinds = [
         kind
         for kind in MemoryKind
         if max(sizes.get(kind, 0) for sizes in estimate.phases.values()) > estimate.peak / 200
     ]
     rows = [
-        [phase, *(format_bytes(size) for size in (estimate.overhead + sum(sizes.values()), *(sizes[k] for k in kinds)))]
+        [
+            name(phase),
+            *(format_bytes(size) for size in (estimate.overhead + sum(sizes.values()), *(sizes[k] for k in kinds))),
+        ]
         for phase, sizes in estimate.phases.items()
     ]
-    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters trained"
+    caption = msg("Predicted {memory} of each phase by kind.", memory=memory_name(estimate.device.label))
     return _render(
         "notebook.html",
-        title=f"Peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.label}; {trained}",
-        headings=["phase", "total", *(kind.value for kind in kinds)],
+        current_language(),
+        title=_estimate_title(estimate),
+        headings=[msg("phase"), msg("total"), *(name(kind.value) for kind in kinds)],
         rows=rows,
-        figure=figures.memory_figure(estimate.to_json(), {}, strings, strings("by_kind_predicted")),
+        figure=figures.memory_figure(estimate.to_json(), {}, renderer(), caption),
+    )
+
+
+def _estimate_title(estimate: Estimate) -> Message:
+    return msg(
+        "Peak {peak} in {phase} on {device}; {trained} of {all} parameters trained",
+        peak=format_bytes(estimate.peak),
+        phase=name(estimate.phase),
+        device=estimate.device.label,
+        trained=format_count(estimate.trainable_parameters),
+        all=format_count(estimate.parameters),
     )
 
 
 def run_as_html(run: Run) -> str:
     """The scores, and predicted and measured memory by phase."""
-    strings, header = Strings("en").for_devices([run.device]), load_header(Path(run.folder))
+    header = load_header(Path(run.folder))
     estimate = header.estimate if header else None
     predicted, measured = run.predicted.phases or {}, run.measured.phases
     rows = [
-        [phase, format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size)]
+        [name(phase), format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size)]
         for phase, size in measured.items()
     ]
+    caption = _about_kinds(run.device, measured=True)
     return _render(
         "notebook.html",
+        current_language(),
         title=_run_title(run),
-        headings=["phase", "predicted", "measured"],
+        headings=[msg("phase"), msg("predicted"), msg("measured")],
         rows=rows,
-        figure=figures.memory_figure(estimate, measured, strings, strings("by_kind")) if estimate else None,
+        figure=figures.memory_figure(estimate, measured, renderer(), caption) if estimate else None,
     )
 
 
-def _run_title(run: Run) -> str:
+def _run_title(run: Run) -> Message:
     measured = find_task(run.job.task).measured(run.metrics)
-    scores = [f"{metric.title} {value:.4f}" for metric, value in measured if metric is not LOSS]
-    predicted = f" (predicted {format_bytes(run.predicted.peak_bytes)})" if run.predicted.peak_bytes else ""
-    memory, time = f"peak {format_bytes(run.measured.peak_bytes)}{predicted}", format_seconds(run.measured.seconds)
-    return f"{run.folder}: {', '.join([*scores, memory, time])}; recipe {' '.join(run.recipe) or 'baseline'}"
+    scores = [score(metric, value) for metric, value in measured if metric is not LOSS]
+    peak = msg("peak {peak}", peak=format_bytes(run.measured.peak_bytes))
+    if run.predicted.peak_bytes:
+        predicted = format_bytes(run.predicted.peak_bytes)
+        peak = msg("{peak} (predicted {predicted})", peak=peak, predicted=predicted)
+    return msg(
+        "{folder}: {facts}; recipe {recipe}",
+        folder=run.folder,
+        facts=[*scores, peak, format_seconds(run.measured.seconds)],
+        recipe=" ".join(run.recipe) or msg("baseline"),
+    )
 
 
 # Opening a page in the browser of a desktop.

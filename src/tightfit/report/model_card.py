@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tightfit.i18n import render
+from tightfit.messages import Message, in_sequence, listed, msg, name
+from tightfit.report.names import memory_name, score
 from tightfit.runs.record import Run
 from tightfit.strategies import STRATEGIES
 from tightfit.tasks import find_task
@@ -17,16 +20,12 @@ _TEMPLATE = """---
 
 # {{ name }}
 
-{{ base }} fine-tuned with tightfit. {{ learned }}.
+{{ lead }}
 
 | | |
 |---|---|
-| quality | {{ quality }} on {{ validation_rows }} validation examples |
-| training data | {{ train_rows }} examples of `{{ data }}`, truncated at {{ max_length }} tokens |
-| training | {{ trained }} parameters, {{ steps }} steps of {{ batch }} examples, lr {{ rate }}, seed {{ seed }} |
-| recipe | `{{ recipe }}` (result: {{ result }}) |
-| time | {{ time }} on {{ device }} |
-| memory | {{ memory }} |
+{% for heading, value in facts %}| {{ heading }} | {{ value }} |
+{% endfor %}
 
 ```python
 from transformers import pipeline
@@ -34,21 +33,21 @@ from transformers import pipeline
 pipe = pipeline("{{ pipeline }}", "{{ name }}")
 ```
 
-## Memory
+## {{ memory }}
 
 {{ about_memory }}
 
-| phase | predicted | measured |
+| {{ headings | join(" | ") }} |
 |---|---|---|
 {% for phase, predicted, measured in phases %}| {{ phase }} | {{ predicted }} | {{ measured }} |
 {% endfor %}
 {% if strategies %}
-Strategies of the recipe:
+{{ about_strategies }}
 
-{% for spec, summary in strategies %}- `{{ spec }}`: {{ summary }}
+{% for strategy in strategies %}- {{ strategy }}
 {% endfor %}
 {% endif %}
-## Versions
+## {{ about_versions }}
 
 {{ versions }}
 """
@@ -58,7 +57,7 @@ def write_card(run: Run) -> None:
     """Write README.md into the run folder."""
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    name, data, task = Path(run.folder).resolve().name, Path(run.job.data).name, find_task(run.job.task)
+    title, data, task = Path(run.folder).resolve().name, Path(run.job.data).name, find_task(run.job.task)
     results = [
         EvalResult(
             task_type=task.pipeline,
@@ -75,40 +74,64 @@ def write_card(run: Run) -> None:
         tags=["tightfit"],
         metrics=[metric.name for metric in task.metrics or (task.best,)],
         base_model=None if Path(run.job.model).exists() else run.job.model,
-        model_name=name,
+        model_name=title,
         eval_results=results or None,
     )
-    model_card = ModelCard.from_template(header, template_str=_TEMPLATE, name=name, data=data, **_values(run))
+    texts = {key: _shown(value) for key, value in _values(run).items()}
+    model_card = ModelCard.from_template(header, template_str=_TEMPLATE, name=title, **texts)
     (Path(run.folder) / "README.md").write_text(str(model_card), "utf-8")
+
+
+def _shown(value: Any) -> Any:
+    """Everything in the language of the command line."""
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value]
+    return render(value)
 
 
 def _values(run: Run) -> dict[str, Any]:
     """The values of the template."""
     job, task = run.job, find_task(run.job.task)
-    learned = task.learned.format(labels=", ".join(f"`{label}`" for label in run.data.labels))
+    base = Path(job.model).name if Path(job.model).exists() else job.model
+    learned = task.learned([f"`{label}`" for label in run.data.labels])
     return {
-        "base": f"`{Path(job.model).name if Path(job.model).exists() else job.model}`",
-        "learned": learned[:1].upper() + learned[1:],
+        "lead": msg("`{model}` fine-tuned with tightfit; {learned}.", model=base, learned=learned),
         "pipeline": task.pipeline,
-        "quality": ", ".join(f"{metric.title} {value:.4f}" for metric, value in _scores(run)) or "–",
-        "validation_rows": f"{run.data.validation_rows:,}",
-        "train_rows": f"{run.data.train_rows:,}",
-        "max_length": run.max_length,
-        "trained": f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)}",
-        "steps": run.steps,
-        "batch": job.batch_size,
-        "rate": f"{job.learning_rate:g}",
-        "seed": job.seed,
-        "recipe": " ".join(run.recipe) or "baseline",
-        "result": run.result,
-        "time": format_seconds(run.measured.seconds),
-        "device": run.device,
-        "memory": _peak(run),
+        "facts": _facts(run),
+        "memory": msg("Memory"),
         "about_memory": _about_memory(run),
+        "headings": [msg("phase"), msg("predicted"), msg("measured")],
         "phases": _phases(run),
-        "strategies": [(spec, STRATEGIES[spec.partition(":")[0]].summary) for spec in run.recipe],
-        "versions": ", ".join(f"{package} {number}" for package, number in run.versions.items()),
+        "about_strategies": msg("Strategies of the recipe:"),
+        "strategies": [
+            msg("`{spec}`: {summary}", spec=spec, summary=STRATEGIES[spec.partition(":")[0]].summary)
+            for spec in run.recipe
+        ],
+        "about_versions": msg("Versions"),
+        "versions": listed(f"{package} {number}" for package, number in run.versions.items()),
     }
+
+
+def _facts(run: Run) -> list[tuple[Message, Message]]:
+    """The table at the top."""
+    recipe = " ".join(run.recipe) or msg("baseline")
+    return [
+        (msg("quality"), _quality(run)),
+        (msg("training data"), _data(run)),
+        (msg("training"), _training(run)),
+        (msg("recipe"), msg("`{recipe}` (result: {result})", recipe=recipe, result=name(run.result))),
+        (
+            msg("time"),
+            msg("{time} on {device}", time=format_seconds(run.measured.seconds), device=name(run.device)),
+        ),
+        (memory_name(run.device), _peak(run)),
+    ]
+
+
+def _quality(run: Run) -> Message:
+    scores = [score(metric, value) for metric, value in _scores(run)]
+    rows = run.data.validation_rows
+    return msg("{scores} on {rows:,} validation examples", scores=scores or "–", rows=rows)
 
 
 def _scores(run: Run) -> list[tuple[Metric, float]]:
@@ -117,27 +140,59 @@ def _scores(run: Run) -> list[tuple[Metric, float]]:
     return [(metric, value) for metric, value in measured if metric is not LOSS] or measured
 
 
-def _peak(run: Run) -> str:
+def _data(run: Run) -> Message:
+    return msg(
+        "{rows:,} examples of `{data}`, truncated at {tokens} tokens",
+        rows=run.data.train_rows,
+        data=Path(run.job.data).name,
+        tokens=run.max_length,
+    )
+
+
+def _training(run: Run) -> Message:
+    return msg(
+        "{trained} of {all} parameters, {steps} steps of {batch} examples, lr {rate:g}, seed {seed}",
+        trained=format_count(run.trainable_parameters),
+        all=format_count(run.parameters),
+        steps=run.steps,
+        batch=run.job.batch_size,
+        rate=run.job.learning_rate,
+        seed=run.job.seed,
+    )
+
+
+def _peak(run: Run) -> Message:
     """The measured peak, and the predicted one with its error."""
     measured, predicted = run.measured.peak_bytes, run.predicted.peak_bytes
-    error = f" (predicted {format_bytes(predicted)}, {predicted / measured - 1:+.1%})" if predicted else ""
-    return f"peak {format_bytes(measured)}{error}"
+    if not predicted:
+        return msg("peak {peak}", peak=format_bytes(measured))
+    return msg(
+        "peak {peak} (predicted {predicted}, {error:+.1%})",
+        peak=format_bytes(measured),
+        predicted=format_bytes(predicted),
+        error=predicted / measured - 1,
+    )
 
 
-def _about_memory(run: Run) -> str:
-    phase = max(run.measured.phases, key=lambda name: run.measured.phases[name])
-    what = "the whole process" if "CPU" in run.device else "the memory that torch reserved on the GPU"
-    effect = {
-        "same": "that of the baseline, equal up to rounding",
-        "close": "close to that of the baseline: not the same numbers, same quality",
-        "different": "different from that of the baseline: fewer trained parameters or shorter text",
-    }
-    return f"The peak is in {phase}; measured is {what}. The result is {effect[run.result]}."
+_EFFECTS = {
+    "same": msg("The result is that of the baseline, equal up to rounding."),
+    "close": msg("The result is close to that of the baseline: not the same numbers, same quality."),
+    "different": msg("The result is different from that of the baseline: fewer trained parameters or shorter text."),
+}
+
+
+def _about_memory(run: Run) -> Message:
+    phase = name(max(run.measured.phases, key=lambda phase: run.measured.phases[phase]))
+    if "CPU" in run.device:
+        peak = msg("The peak is in {phase}; measured is the whole process.", phase=phase)
+    else:
+        peak = msg("The peak is in {phase}; measured is the memory that torch reserved on the GPU.", phase=phase)
+    return in_sequence(peak, _EFFECTS[run.result])
 
 
 def _phases(run: Run) -> list[tuple[str, str, str]]:
     predicted = run.predicted.phases or {}
     return [
-        (phase, format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size))
+        (name(phase), format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size))
         for phase, size in run.measured.phases.items()
     ]

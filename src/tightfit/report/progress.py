@@ -13,6 +13,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tightfit.comparison.comparison import Comparison, ComparisonRow
 from tightfit.engine.meter import Meter
+from tightfit.i18n import render
+from tightfit.messages import Message, listed, msg
+from tightfit.report.names import score
 from tightfit.report.terminal import format_scores
 from tightfit.strategies.recipe import Recipe
 from tightfit.tasks import find_task
@@ -29,13 +32,13 @@ class Terminal:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
     def log(self, line: str) -> None:
-        """Print one line."""
-        self.console.print(f"· {line}", markup=False)
+        """Print one line, in the language of the command line."""
+        self.console.print(f"· {render(line)}", markup=False)
 
     @contextlib.contextmanager
-    def status(self, what: str) -> Iterator[None]:
+    def status(self, what: Message) -> Iterator[None]:
         """Show a spinner while something takes some seconds."""
-        with self.console.status(f"{what} …"):
+        with self.console.status(f"{render(what)} …"):
             yield
 
     @contextlib.contextmanager
@@ -57,7 +60,7 @@ class Progress(TrainerCallback):
 
     def __init__(self, console: Console, meter: Meter, task: Task) -> None:
         self.console, self.meter, self.trained_task = console, meter, task
-        self.loss = "loss –"
+        self.loss = msg("loss –")
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -71,8 +74,8 @@ class Progress(TrainerCallback):
     def on_features(self, done: int, total: int) -> None:
         """Count the rows that the frozen encoder has processed, before training starts."""
         if not self.bar.tasks:
-            self._line(f"running the frozen encoder once over {total:,} rows")
-            self.rows = self.bar.add_task("features", total=total, about="rows")
+            self._line(msg("running the frozen encoder once over {rows:,} rows", rows=total))
+            self.rows = self.bar.add_task(render(msg("features")), total=total, about=render(msg("rows")))
             if self.console.is_terminal:
                 self.bar.start()
         self.bar.update(self.rows, completed=done, visible=done < total)
@@ -82,16 +85,18 @@ class Progress(TrainerCallback):
     ) -> None:
         for earlier in self.bar.task_ids:  # a run that returns to a checkpoint starts training again
             self.bar.remove_task(earlier)
-        self.task = self.bar.add_task("training", total=state.max_steps, completed=state.global_step, about="")
+        title = render(msg("training"))
+        self.task = self.bar.add_task(title, total=state.max_steps, completed=state.global_step, about="")
         if self.console.is_terminal:
             self.bar.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        about = f"{self.loss}  {format_bytes(self.meter.probe.now())}"
+        about = f"{render(self.loss)}  {format_bytes(self.meter.probe.now())}"
         self.bar.update(self.task, completed=state.global_step, about=about)
         interval = max(1, state.max_steps // _LINES)
         if not self.console.is_terminal and state.global_step % interval == 0:
-            self._line(f"step {state.global_step}/{state.max_steps}  {about}")
+            done, total = state.global_step, state.max_steps
+            self._line(msg("step {step}/{steps}  {about}", step=done, steps=total, about=about))
 
     def on_log(
         self,
@@ -102,10 +107,10 @@ class Progress(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if logs and "loss" in logs:
-            self.loss = f"loss {logs['loss']:.4f}"
+            self.loss = msg("loss {loss:.4f}", loss=logs["loss"])
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        self.bar.update(self.task, description="evaluating")
+        self.bar.update(self.task, description=render(msg("evaluating")))
 
     def on_evaluate(
         self,
@@ -115,15 +120,16 @@ class Progress(TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.bar.update(self.task, description="training")
+        self.bar.update(self.task, description=render(msg("training")))
         if metrics:
-            self._line(f"after epoch {state.epoch or 0:.2f}: {format_scores(self.trained_task, metrics)}")
+            scores = format_scores(self.trained_task, metrics)
+            self._line(msg("after epoch {epoch:.2f}: {scores}", epoch=state.epoch or 0, scores=scores))
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self.bar.stop()
 
-    def _line(self, text: str) -> None:
-        self.console.print(f"  {text}", markup=False)
+    def _line(self, text: Message) -> None:
+        self.console.print(f"  {render(text)}", markup=False)
 
 
 _SETUP = 15.0  # seconds to start a process, read the data and save the model
@@ -158,7 +164,7 @@ class ComparisonProgress:
         """Show the row whose training starts."""
         self.number += 1
         self.expected = self._expected(row)
-        self.bar.update(self.task, description=f"{self.number}/{self.count}  {row.title}")
+        self.bar.update(self.task, description=f"{self.number}/{self.count}  {render(row.title)}")
 
     def on_tick(self, seconds: float) -> None:
         """Advance the bar to the seconds that the row has taken so far."""
@@ -169,7 +175,8 @@ class ComparisonProgress:
         self.done += self.expected
         self.bar.update(self.task, completed=self.done)
         best = find_task(self.comparison.job.task).best
-        self.console.print(f"  {self.number}/{self.count}  {row.title}: {_about(row, best)}", markup=False)
+        line = msg("{recipe}: {results}", recipe=row.title, results=_results(row, best))
+        self.console.print(f"  {self.number}/{self.count}  {render(line)}", markup=False)
 
     def _expected(self, row: ComparisonRow) -> float:
         if row.predicted is None or row.predicted.fits is False:
@@ -182,10 +189,15 @@ class ComparisonProgress:
         return _SETUP + row.predicted.seconds_per_step * steps
 
 
-def _about(row: ComparisonRow, best: Metric) -> str:
+def _results(row: ComparisonRow, best: Metric) -> Message:
     """The results of a row in one line."""
     if row.failed or not row.measurements:
-        return row.failed or "not measured"
+        return row.failed or msg("not measured")
     last = row.measurements[-1]
-    score = f", {best.title} {last.metrics[best.key]:.4f}" if best.key in last.metrics else ""
-    return f"peak {format_bytes(last.peak_bytes)}, {format_seconds(last.seconds_per_step)} per step{score}"
+    found = [
+        msg("peak {peak}", peak=format_bytes(last.peak_bytes)),
+        msg("{time} per step", time=format_seconds(last.seconds_per_step)),
+    ]
+    if best.key in last.metrics:
+        found.append(score(best, last.metrics[best.key]))
+    return listed(found)

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tightfit.engine.meter import OTHER
-from tightfit.report.i18n.strings import Strings
+from tightfit.i18n import Render
+from tightfit.messages import Message, in_sequence, listed, msg, name
+from tightfit.report.names import kind_name, memory_name, phase_name, result_name
 from tightfit.runs.folder import RunView
 from tightfit.runs.header import LengthStats
 from tightfit.runs.record import DataSummary
 from tightfit.simulation.estimate import PHASES
+from tightfit.strategies import STRATEGIES
 from tightfit.tasks import find_task
 from tightfit.tasks.base import LOSS
-from tightfit.units import format_bytes, format_count
+from tightfit.units import format_bytes, format_count, format_seconds
 
 Row = tuple[str, ...]
 
@@ -32,80 +35,109 @@ class Tile(NamedTuple):
     below: str
 
 
-def lead(view: RunView, strings: Strings) -> str:
+def lead(view: RunView) -> Message:
     """What was trained, in one sentence."""
     data, task = view.data, find_task(view.job.task)
     labels = list(data.labels[:_MAX_LABELS]) if data else ["?"]
     if data and len(data.labels) > _MAX_LABELS:
         labels.append("…")
-    return strings(
-        "lead_random" if view.job.random_weights else "lead",
+    rows, file = f"{data.train_rows:,}" if data else "?", view.job.data.rpartition("/")[2]
+    if view.job.random_weights:
+        return msg(
+            "{model} with random weights, trained on {rows} examples of {data}: "
+            "for measuring memory and time, not for its predictions.",
+            model=view.model,
+            rows=rows,
+            data=file,
+        )
+    return msg(
+        "{model} fine-tuned on {rows} examples of {data}; {learned}.",
         model=view.model,
-        rows=f"{data.train_rows:,}" if data else "?",
-        data=view.job.data.rpartition("/")[2],
-        learned=strings.of_task(task, task.learned, labels=strings.join(labels)),
+        rows=rows,
+        data=file,
+        learned=task.learned(labels),
     )
 
 
-def tiles(view: RunView, strings: Strings) -> list[Tile]:
+def tiles(view: RunView) -> list[Tile]:
     """Quality, memory, time and parameters, as far as an unfinished run has them."""
-    found, task = [], find_task(view.job.task)
-    if task.best.key in view.metrics:
-        below = strings("on_validation", rows=f"{view.data.validation_rows:,}") if view.data else ""
-        found.append(Tile(strings.metric(task, task.best), f"{view.metrics[task.best.key]:.4f}", below))
-    found += [_peak_tile(view, strings), _time_tile(view, strings)]
+    found, best = [], find_task(view.job.task).best
+    if best.key in view.metrics:
+        below = msg("on {rows:,} validation examples", rows=view.data.validation_rows) if view.data else ""
+        found.append(Tile(best.title, f"{view.metrics[best.key]:.4f}", below))
+    found += [_peak_tile(view), _time_tile(view)]
     if view.parameters:
         trained, total = (format_count(number) for number in view.parameters)
-        found.append(Tile(strings("trained_parameters"), trained, strings("of_all", all=total)))
+        found.append(Tile(msg("trained parameters"), trained, msg("of {all}", all=total)))
     return found
 
 
-def _peak_tile(view: RunView, strings: Strings) -> Tile:
-    measured, predicted = view.measured_peak, view.predicted_peak
-    if measured and predicted:
-        below = strings("predicted_as", size=format_bytes(predicted), error=f"{predicted / measured - 1:+.1%}")
-        return Tile(strings("peak"), format_bytes(measured), below)
-    if measured:
-        return Tile(strings("peak"), format_bytes(measured), strings("not_predicted"))
-    return Tile(strings("peak_predicted"), format_bytes(predicted) if predicted else "–", strings("not_measured"))
+def _peak_tile(view: RunView) -> Tile:
+    measured, predicted, memory = view.measured_peak, view.predicted_peak, memory_name(view.device)
+    if not measured:
+        size, below = format_bytes(predicted) if predicted else "–", msg("not measured: the run did not finish")
+        return Tile(msg("peak {memory}, predicted", memory=memory), size, below)
+    below = msg("no prediction")
+    if predicted:
+        error = predicted / measured - 1
+        below = msg("predicted {size} ({error:+.1%})", size=format_bytes(predicted), error=error)
+    return Tile(msg("peak {memory}", memory=memory), format_bytes(measured), below)
 
 
-def _time_tile(view: RunView, strings: Strings) -> Tile:
+def _time_tile(view: RunView) -> Tile:
     if view.run is None:
-        below = strings("of_steps", steps=f"{view.steps:,}") if view.steps else ""
-        return Tile(strings("steps"), f"{view.last_step:,}", below)
+        below = msg("of {steps:,}", steps=view.steps) if view.steps else ""
+        return Tile(msg("steps"), f"{view.last_step:,}", below)
     per_step = view.run.measured.seconds_per_step
-    below = strings("time_per_step", time=strings.seconds(per_step)) if per_step else ""
-    return Tile(strings("time"), strings.seconds(view.run.measured.seconds), below)
+    below = msg("{time} per step", time=format_seconds(per_step)) if per_step else ""
+    return Tile(msg("time"), format_seconds(view.run.measured.seconds), below)
 
 
 class Unfinished(NamedTuple):
     """Where a run stopped and why, and the command that resumes or restarts it."""
 
-    about: str
-    heading: str
+    about: Message
+    heading: Message
     command: str
 
 
-def unfinished(view: RunView, strings: Strings) -> Unfinished | None:
+def unfinished(view: RunView) -> Unfinished | None:
     """None for a finished run."""
     if view.run:
         return None
-    steps, resumable = f"{view.steps:,}" if view.steps else "?", view.checkpoint is not None
-    where = strings("stopped_at", step=f"{view.last_step:,}", steps=steps) if resumable else strings("no_checkpoint")
+    about = in_sequence(_last_checkpoint(view), _stop_reason(view))
+    heading = msg("Resume it with:") if view.checkpoint else msg("Start it again with:")
+    return Unfinished(about, heading, view.resume_command)
+
+
+def _last_checkpoint(view: RunView) -> Message:
+    if view.checkpoint is None:
+        return msg("It has no checkpoint to resume from.")
+    steps = f"{view.steps:,}" if view.steps else "?"
+    return msg("Its last checkpoint is at step {step:,} of {steps}.", step=view.last_step, steps=steps)
+
+
+def _stop_reason(view: RunView) -> Message:
     attempts = view.header.attempts if view.header else []
     error = attempts[-1].error if attempts else None
-    reason = strings("stop_reason", reason=error) if error else strings("no_stop_reason")
-    about = strings.paragraph([where, reason])
-    return Unfinished(about, strings("resume" if resumable else "restart"), view.resume_command)
+    if error:
+        return msg("Reason: {reason}", reason=error)
+    return msg(
+        "No reason was recorded: it is still running, or the process was killed "
+        "(kill -9, a power cut or the OOM killer)."
+    )
 
 
-def resumed(view: RunView, strings: Strings) -> str | None:
+def resumed(view: RunView) -> Message | None:
     """All starts of the run; None if there was only one."""
     if view.attempts < 2:
         return None
-    starts = [strings("started_from", when=_date_and_time(when), step=f"{step:,}") for when, step in view.starts]
-    return strings("resumed", times=view.attempts, starts=strings.join(starts) or "–")
+    starts = [msg("{when} from step {step:,}", when=_date_and_time(when), step=step) for when, step in view.starts]
+    return msg(
+        "It was started {times} times: {starts}. Measurements are from the last start.",
+        times=view.attempts,
+        starts=starts or "–",
+    )
 
 
 def _date_and_time(timestamp: str) -> str:
@@ -115,133 +147,159 @@ def _date_and_time(timestamp: str) -> str:
 # Setup: the model, the data, the text lengths and the hyperparameters.
 
 
-def model_and_data(view: RunView, strings: Strings) -> list[Row]:
+def model_and_data(view: RunView) -> list[Row]:
     """The model, the data and the number of parameters."""
     job, data, parameters = view.job, view.data, view.parameters
-    model = strings("model_random_weights", model=job.model) if job.random_weights else job.model
-    rows: list[Row] = [(strings("model"), model), (strings("task"), job.task), (strings("data"), job.data)]
+    model = msg("{model} (random weights)", model=job.model) if job.random_weights else job.model
+    rows: list[Row] = [(msg("model"), model), (msg("task"), job.task), (msg("data"), job.data)]
     if data:
-        rows.append(("", strings("rows", train=f"{data.train_rows:,}", validation=f"{data.validation_rows:,}")))
-        rows.append(("", _columns(data, strings)))
+        counts = msg(
+            "{train:,} training examples, {validation:,} validation examples",
+            train=data.train_rows,
+            validation=data.validation_rows,
+        )
+        rows += [("", counts), ("", _columns(data))]
     if data and data.labels:
-        rows.append((strings("labels"), strings.join(data.labels)))
+        rows.append((msg("labels"), listed(data.labels)))
     if parameters and parameters[1]:
-        rows.append((strings("parameters"), _parameters(*parameters, strings)))
+        rows.append((msg("parameters"), _parameters(*parameters)))
     return rows
 
 
-def _columns(data: DataSummary, strings: Strings) -> str:
+def _columns(data: DataSummary) -> Message:
     text, label = (" + ".join(names) for names in (data.text_columns, data.label_columns))
-    return strings("columns", text=text, label=label) if label else strings("text_columns", text=text)
+    if not label:
+        return msg("text from {columns}", columns=text)
+    return msg("text from {text}, labels from {label}", text=text, label=label)
 
 
-def _parameters(trained: int, total: int, strings: Strings) -> str:
-    share = f"{trained / total:.1%}"
-    return strings("parameters_of", trained=format_count(trained), all=format_count(total), share=share)
+def _parameters(trained: int, total: int) -> Message:
+    return msg(
+        "{trained} of {all} trained ({share:.1%})",
+        trained=format_count(trained),
+        all=format_count(total),
+        share=trained / total,
+    )
 
 
-def about_lengths(lengths: LengthStats, strings: Strings) -> str:
+def about_lengths(lengths: LengthStats) -> Message:
     """What padding and truncation cost."""
-    computed, baseline = f"{lengths.padding_factor:.2f}", f"{lengths.padding_factor_unsorted:.2f}"
-    padding = strings("padding_cost", computed=computed, baseline=baseline)
-    return strings.paragraph([padding, _truncation(lengths, strings)])
+    padding = msg(
+        "With padding, {computed:.2f} tokens are computed for every token of text; "
+        "whole batches in random order would need {baseline:.2f}.",
+        computed=lengths.padding_factor,
+        baseline=lengths.padding_factor_unsorted,
+    )
+    return in_sequence(padding, _truncation(lengths))
 
 
-def _truncation(lengths: LengthStats, strings: Strings) -> str:
+def _truncation(lengths: LengthStats) -> Message:
     if not lengths.truncated_rows:
-        return strings("no_truncation", limit=lengths.limit)
-    share = f"{lengths.truncated_rows / sum(lengths.rows):.1%}"
-    sentence = strings("truncation_cost", rows=f"{lengths.truncated_rows:,}", share=share, limit=lengths.limit)
+        return msg("No text is longer than {limit} tokens: nothing is truncated.", limit=lengths.limit)
+    truncated = msg(
+        "{rows:,} texts ({share:.1%}) are longer than {limit} tokens and are truncated",
+        rows=lengths.truncated_rows,
+        share=lengths.truncated_rows / sum(lengths.rows),
+        limit=lengths.limit,
+    )
     if lengths.truncated_tokens is None or lengths.tokens is None:
-        return sentence + strings("full_stop")
-    dropped = lengths.truncated_tokens / (lengths.tokens + lengths.truncated_tokens)
-    return sentence + strings("truncated_tokens", tokens=f"{lengths.truncated_tokens:,}", share=f"{dropped:.1%}")
+        return msg("{sentence}.", sentence=truncated)
+    return msg(
+        "{truncated}, which drops {tokens:,} tokens ({share:.1%} of all).",
+        truncated=truncated,
+        tokens=lengths.truncated_tokens,
+        share=lengths.truncated_tokens / (lengths.tokens + lengths.truncated_tokens),
+    )
 
 
-def setup(view: RunView, strings: Strings) -> list[Row]:
+def setup(view: RunView) -> list[Row]:
     """The recipe, the hyperparameters, the device and the budget."""
     job, budget = view.job, view.header.budget_bytes if view.header else None
     rows: list[Row] = [
-        (strings("recipe"), " ".join(view.recipe) or strings("baseline")),
-        (strings("effect"), strings.result(view.result)),
-        (strings("batch"), strings("batch_rows", rows=job.batch_size)),
-        (strings("max_length"), strings("tokens_count", count=view.max_length)),
-        (strings("hyperparameters"), _hyperparameters(view, strings)),
-        (strings("seed"), str(job.seed)),
-        (strings("device"), strings.device(view.device or "–")),
+        (msg("recipe"), " ".join(view.recipe) or msg("baseline")),
+        (msg("effect on the result"), result_name(view.result)),
+        (msg("batch size"), msg("{rows} examples per optimizer step", rows=job.batch_size)),
+        (msg("max length"), msg("{count} tokens", count=view.max_length)),
+        (msg("hyperparameters"), _hyperparameters(view)),
+        (msg("seed"), str(job.seed)),
+        (msg("device"), name(view.device or "–")),
     ]
-    return [*rows, (strings("budget"), format_bytes(budget))] if budget else rows
+    return [*rows, (msg("budget"), format_bytes(budget))] if budget else rows
 
 
-def _hyperparameters(view: RunView, strings: Strings) -> str:
+def _hyperparameters(view: RunView) -> Message:
     job = view.job
-    return strings(
-        "hyperparameters_are",
-        epochs=f"{job.epochs:g}",
+    return msg(
+        "epochs {epochs:g}, steps {steps}; learning rate {rate:g}, weight decay {decay:g}, max grad norm {clip:g}",
+        epochs=job.epochs,
         steps=f"{view.steps:,}" if view.steps else "?",
-        rate=f"{job.learning_rate:g}",
-        decay=f"{job.weight_decay:g}",
-        clip=f"{job.max_grad_norm:g}",
+        rate=job.learning_rate,
+        decay=job.weight_decay,
+        clip=job.max_grad_norm,
     )
 
 
 # Plan: why this recipe, the alternatives, and what was rejected.
 
 
-def plan_summary(view: RunView, strings: Strings) -> list[str]:
+def plan_summary(view: RunView) -> list[Message]:
     """Whether the recipe was planned, for which budget, and what the baseline would need."""
     plan = _plan(view)
     if plan is None:
-        return [strings("plan_given") if view.recipe else strings("plan_none")]
-    made = strings("plan_made", budget=format_bytes(plan["budget_bytes"]), device=strings.device(plan["device"]))
+        return [_unplanned(view)]
     baseline = plan["baseline"]
-    time = strings.seconds(baseline["seconds_per_epoch"])
-    return [made, strings("plan_baseline", peak=format_bytes(baseline["peak_bytes"]), time=time)]
+    return [
+        msg(
+            "The budget is {budget} on {device}. "
+            "The plan is the fastest recipe that fits it and changes the result as little as possible.",
+            budget=format_bytes(plan["budget_bytes"]),
+            device=name(plan["device"]),
+        ),
+        msg(
+            "The baseline, without any strategy, would need {peak} and {time} per epoch.",
+            peak=format_bytes(baseline["peak_bytes"]),
+            time=format_seconds(baseline["seconds_per_epoch"]),
+        ),
+    ]
 
 
-def strategies(view: RunView, strings: Strings) -> list[Row]:
+def _unplanned(view: RunView) -> Message:
+    if not view.recipe:
+        return msg(
+            "No strategy was given, so this is the baseline; tightfit plan finds the fastest recipe for a budget."
+        )
+    return msg("The recipe was given, not planned; tightfit plan finds the fastest one for a budget. Its strategies:")
+
+
+def strategies(view: RunView) -> list[Row]:
     """Each strategy of the recipe and what it does."""
-    return [(spec, strings.strategy(spec.partition(":")[0])) for spec in view.recipe]
+    return [(spec, STRATEGIES[spec.partition(":")[0]].summary) for spec in view.recipe]
 
 
-def reasons(view: RunView, strings: Strings) -> list[str]:
+def reasons(view: RunView) -> list[Message]:
     """The plan's reason for each strategy; empty if the recipe was not planned."""
     plan = _plan(view)
-    if plan is None:
-        return []
-    return [_reason(reason, plan["seconds_per_epoch"], strings) for reason in plan.get("reason_details", [])]
+    return list(plan["reasons"]) if plan else []
 
 
-def _reason(reason: dict[str, Any], seconds: float, strings: Strings) -> str:
-    spec, without = reason["strategy"], reason["without"]
-    kinds = strings("reason_and").join(strings.kind(kind) for kind in reason["kinds"])
-    share = strings("reason_share", kinds=kinds, share=f"{reason['share']:.0%}") if kinds else ""
-    cost = ""
-    if without:
-        longer = without["seconds_per_epoch"] - seconds
-        key = "reason_slower" if longer > 0 else "reason_faster"
-        cost = strings(key, peak=format_bytes(without["peak_bytes"]), time=strings.seconds(abs(longer)))
-    return strings("reason", spec=spec, share=share, summary=strings.strategy(spec.partition(":")[0]), without=cost)
-
-
-def alternatives(view: RunView, strings: Strings) -> list[Row]:
+def alternatives(view: RunView) -> list[Row]:
     """Recipe, peak, time per epoch and result: of the chosen recipe, the alternatives and the baseline."""
     plan = _plan(view)
     if plan is None:
         return []
-    recipe, *others = _option(plan, strings)
-    chosen = (strings("chosen", recipe=recipe), *others)
-    return [chosen, *(_option(option, strings) for option in (*plan["alternatives"], plan["baseline"]))]
+    recipe, *others = _option(plan)
+    chosen = (msg("{recipe} (chosen)", recipe=recipe), *others)
+    return [chosen, *(_option(option) for option in (*plan["alternatives"], plan["baseline"]))]
 
 
-def _option(option: dict[str, Any], strings: Strings) -> Row:
-    recipe = " ".join(option["recipe"]) or strings("baseline")
-    time = strings.seconds(option["seconds_per_epoch"])
-    return recipe, format_bytes(option["peak_bytes"]), time, strings.comparison(option["result"])
+def _option(option: dict[str, Any]) -> Row:
+    recipe = " ".join(option["recipe"]) or msg("baseline")
+    time = format_seconds(option["seconds_per_epoch"])
+    return recipe, format_bytes(option["peak_bytes"]), time, name(option["result"])
 
 
-def rejected(view: RunView) -> list[str]:
-    """The rejected strategies and why, as the planner wrote them (in English)."""
+def rejected(view: RunView) -> list[Message]:
+    """The rejected strategies and why."""
     plan = _plan(view)
     return list(plan["rejected"]) if plan else []
 
@@ -266,25 +324,25 @@ class PhaseRow(NamedTuple):
     is_peak: bool
 
 
-def phases(view: RunView, strings: Strings) -> list[PhaseRow]:
+def phases(view: RunView) -> list[PhaseRow]:
     """Every phase that was predicted or measured, in the order of a training run."""
     predicted, measured = predicted_phases(view), measured_phases(view)
-    names = sorted({*predicted, *measured}, key=lambda name: (_phase_order(name), name))
+    names = sorted({*predicted, *measured}, key=lambda phase: (_phase_order(phase), phase))
     peaks = measured or predicted
     return [
         PhaseRow(
-            strings.phase(name),
-            format_bytes(predicted[name]) if name in predicted else "–",
-            format_bytes(measured[name]) if name in measured else "–",
-            f"{predicted[name] / measured[name] - 1:+.1%}" if measured.get(name) and name in predicted else "–",
-            peaks.get(name) == max(peaks.values()),
+            phase_name(phase),
+            format_bytes(predicted[phase]) if phase in predicted else "–",
+            format_bytes(measured[phase]) if phase in measured else "–",
+            f"{predicted[phase] / measured[phase] - 1:+.1%}" if measured.get(phase) and phase in predicted else "–",
+            peaks.get(phase) == max(peaks.values()),
         )
-        for name in names
+        for phase in names
     ]
 
 
-def _phase_order(name: str) -> int:
-    return _PHASE_ORDER.index(name) if name in _PHASE_ORDER else len(_PHASE_ORDER)
+def _phase_order(phase: str) -> int:
+    return _PHASE_ORDER.index(phase) if phase in _PHASE_ORDER else len(_PHASE_ORDER)
 
 
 def predicted_phases(view: RunView) -> Mapping[str, int]:
@@ -294,7 +352,7 @@ def predicted_phases(view: RunView) -> Mapping[str, int]:
     estimate = view.estimate
     if estimate is None:
         return {}
-    return {name: estimate["overhead_bytes"] + sum(kinds.values()) for name, kinds in estimate["phases"].items()}
+    return {phase: estimate["overhead_bytes"] + sum(kinds.values()) for phase, kinds in estimate["phases"].items()}
 
 
 def measured_phases(view: RunView) -> Mapping[str, int]:
@@ -302,14 +360,21 @@ def measured_phases(view: RunView) -> Mapping[str, int]:
     return view.run.measured.phases if view.run else {}
 
 
-def about_peak(view: RunView, strings: Strings) -> str | None:
+def about_peak(view: RunView) -> Message | None:
     """The predicted peak, its phase, the batch it is for, and its error band; None without a prediction."""
     estimate = view.estimate
     if estimate is None:
         return None
     low, high = (format_bytes(size) for size in estimate["error_band"])
-    peak, phase = format_bytes(estimate["peak_bytes"]), strings.phase(estimate["phase"])
-    return strings("peak_is", peak=peak, phase=phase, worst=strings.worst(estimate["worst"]), low=low, high=high)
+    return msg(
+        "Predicted peak: {peak}, in {phase}; {worst}. "
+        "Given the error of earlier measured runs, expect {low} to {high}.",
+        peak=format_bytes(estimate["peak_bytes"]),
+        phase=phase_name(estimate["phase"]),
+        worst=estimate["worst"],
+        low=low,
+        high=high,
+    )
 
 
 class TensorRow(NamedTuple):
@@ -322,14 +387,14 @@ class TensorRow(NamedTuple):
     total: str
 
 
-def largest_tensors(view: RunView, strings: Strings) -> list[TensorRow]:
+def largest_tensors(view: RunView) -> list[TensorRow]:
     """The tensors that are alive at the peak, largest total first."""
     groups = view.header.largest_tensors if view.header else []
     return [
         TensorRow(
-            strings("owner_unknown") if group.owner is None else group.owner or strings("owner_model"),
-            strings.kind(group.kind),
-            " × ".join(map(str, group.shape)) if group.shape else strings("unknown"),
+            _owner(group.owner),
+            kind_name(group.kind),
+            " × ".join(map(str, group.shape)) if group.shape else "–",
             f"{group.count} × {format_bytes(group.bytes)}" if group.count > 1 else format_bytes(group.bytes),
             format_bytes(group.count * group.bytes),
         )
@@ -337,19 +402,26 @@ def largest_tensors(view: RunView, strings: Strings) -> list[TensorRow]:
     ]
 
 
-def times(view: RunView, strings: Strings) -> list[Row]:
+def _owner(module: str | None) -> str:
+    if module is None:
+        return msg("no module (data, optimizer or library)")
+    return module or msg("the model itself")
+
+
+def times(view: RunView) -> list[Row]:
     """What was timed, measured and predicted."""
     per_step = view.header.seconds_per_step if view.header else None
     run = view.run
     if run is None:
-        return [(strings("step_time"), "–", strings.seconds(per_step))] if per_step else []
+        return [(msg("per step (median)"), "–", format_seconds(per_step))] if per_step else []
     per_step = run.predicted.seconds_per_step or per_step
-    rows: list[Row] = [(strings("total_time"), strings.seconds(run.measured.seconds), "–")]
+    total = msg("total from the first step, with evaluation and saving")
+    rows: list[Row] = [(total, format_seconds(run.measured.seconds), "–")]
     if run.measured.seconds_per_step:
-        predicted = strings.seconds(per_step) if per_step else "–"
-        rows.append((strings("step_time"), strings.seconds(run.measured.seconds_per_step), predicted))
+        predicted = format_seconds(per_step) if per_step else "–"
+        rows.append((msg("per step (median)"), format_seconds(run.measured.seconds_per_step), predicted))
     if run.measured.epochs and len(run.measured.epochs) > 1:
-        rows.append((strings("epoch_times"), strings.join(map(strings.seconds, run.measured.epochs)), "–"))
+        rows.append((msg("each epoch"), listed(map(format_seconds, run.measured.epochs)), "–"))
     return rows
 
 
@@ -359,18 +431,17 @@ def times(view: RunView, strings: Strings) -> list[Row]:
 _NOT_SCORES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
-def score_names(view: RunView, strings: Strings) -> dict[str, str]:
+def score_names(view: RunView) -> dict[str, str]:
     """The keys and names of the scores that were measured, those of the task first."""
-    task = find_task(view.job.task)
     found = dict.fromkeys(key for entry in view.evaluations for key in entry if key.startswith("eval_"))
-    names = {metric.key: strings.metric(task, metric) for metric in (*task.metrics, LOSS) if metric.key in found}
+    names = {metric.key: metric.title for metric in (*find_task(view.job.task).metrics, LOSS) if metric.key in found}
     others = [key for key in found if key not in (*names, *_NOT_SCORES)]
     return names | {key: key.removeprefix("eval_") for key in others}
 
 
-def score_table(view: RunView, strings: Strings) -> tuple[list[str], list[tuple[bool, list[str]]]]:
+def score_table(view: RunView) -> tuple[list[str], list[tuple[bool, list[str]]]]:
     """Headings, and for each evaluation whether its weights were saved, and its scores."""
-    names, kept = score_names(view, strings), view.metrics.get("epoch") if view.run else None
+    names, kept = score_names(view), view.metrics.get("epoch") if view.run else None
     rows = []
     for entry in view.evaluations:
         cells = [_number(entry.get("epoch"), ".2f"), _number(entry.get("step"), ".0f")]
@@ -378,12 +449,15 @@ def score_table(view: RunView, strings: Strings) -> tuple[list[str], list[tuple[
     return list(names.values()), rows
 
 
-def kept_epoch(view: RunView, strings: Strings) -> str | None:
+def kept_epoch(view: RunView) -> Message | None:
     """Which epoch's weights were saved; None if there was only one evaluation."""
     if view.run is None or len(view.evaluations) < 2 or "epoch" not in view.metrics:
         return None
-    task = find_task(view.job.task)
-    return strings("kept_epoch", metric=strings.metric(task, task.best), epoch=f"{view.metrics['epoch']:g}")
+    return msg(
+        "The saved weights are those of the epoch with the best {metric}: epoch {epoch:g}.",
+        metric=find_task(view.job.task).best.title,
+        epoch=view.metrics["epoch"],
+    )
 
 
 # Use: how to predict with the model.
@@ -396,13 +470,13 @@ class Usage(NamedTuple):
     code: str
 
 
-def usage(view: RunView, strings: Strings) -> Usage:
+def usage(view: RunView, text: Render) -> Usage:
     """With an example text, or two for a model that was trained on pairs."""
     task = find_task(view.job.task)
-    texts = [strings.of_task(task, task.example)]
+    texts = [text(task.example)]
     if view.data and len(view.data.text_columns) == 2:
-        texts.append(strings("second_text"))
-    given = " ".join(f'"{text}"' for text in texts)
+        texts.append(text(msg("a second text")))
+    given = " ".join(f'"{each}"' for each in texts)
     code = f'pipe = pipeline("{task.pipeline}", "{view.folder}")\n{task.pipeline_call(texts)}'
     return Usage(f"tightfit predict {view.folder} {given}", f"from transformers import pipeline\n\n{code}")
 

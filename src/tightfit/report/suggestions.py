@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tightfit.report.i18n.strings import Strings
+from tightfit.messages import Message, msg
+from tightfit.report.names import kind_name, memory_name, result_name
 from tightfit.runs.folder import RunView
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Changes, Result
-from tightfit.units import format_bytes
+from tightfit.units import format_bytes, format_seconds
 
 _MIN_SAVING = 0.02  # of the peak
 _MANY_TRUNCATED = 0.05  # of the texts
@@ -19,22 +20,22 @@ _MANY_TRUNCATED = 0.05  # of the texts
 class Suggestion(NamedTuple):
     """A sentence, and the command for it."""
 
-    sentence: str
+    sentence: Message
     command: str | None = None
 
 
-def suggestions(view: RunView, strings: Strings) -> list[Suggestion]:
+def suggestions(view: RunView) -> list[Suggestion]:
     """Finish the run first; then less memory, less time, better quality."""
-    first = strings("next_resume" if view.checkpoint else "next_restart")
+    first = msg("First, resume the run:") if view.checkpoint else msg("First, start the run again:")
     finish = [] if view.run else [Suggestion(first, view.resume_command)]
-    return [*finish, _less_memory(view, strings), *_less_time(view, strings), *_better_quality(view, strings)]
+    return [*finish, _less_memory(view), *_less_time(view), *_better_quality(view)]
 
 
-def _less_memory(view: RunView, strings: Strings) -> Suggestion:
-    return _smaller_recipe(view, strings) or _reduce_largest_kind(view, strings) or _search_plan(view, strings)
+def _less_memory(view: RunView) -> Suggestion:
+    return _smaller_recipe(view) or _reduce_largest_kind(view) or _search_plan(view)
 
 
-def _smaller_recipe(view: RunView, strings: Strings) -> Suggestion | None:
+def _smaller_recipe(view: RunView) -> Suggestion | None:
     """Of the recipes with a predicted peak, the one that costs the least time per byte saved."""
     now, options = _predicted_options(view)
     if now is None:
@@ -43,14 +44,16 @@ def _smaller_recipe(view: RunView, strings: Strings) -> Suggestion | None:
     if not smaller:
         return None
     best = min(smaller, key=lambda option: (_seconds_per_byte(option, now), option["peak_bytes"]))
-    sentence = strings(
-        "next_smaller",
+    sentence = msg(
+        "To save {memory}: {recipe} is predicted to need {peak} instead of {now}, {saved} less{time}; "
+        "effect on the result: {result}.",
+        memory=memory_name(view.device),
         recipe=" ".join(best["recipe"]),
         peak=format_bytes(best["peak_bytes"]),
         now=format_bytes(now["peak_bytes"]),
         saved=format_bytes(now["peak_bytes"] - best["peak_bytes"]),
-        time=_time_difference(best, now, strings),
-        result=strings.result(best["result"]),
+        time=_time_difference(best, now),
+        result=result_name(best["result"]),
     )
     return Suggestion(sentence, view.rerun_command(f"{view.folder}-smaller", *_use_options(best["recipe"])))
 
@@ -72,14 +75,17 @@ def _seconds_per_byte(option: dict[str, Any], now: dict[str, Any]) -> float:
     return float(longer / (now["peak_bytes"] - option["peak_bytes"]))
 
 
-def _time_difference(option: dict[str, Any], now: dict[str, Any], strings: Strings) -> str:
+def _time_difference(option: dict[str, Any], now: dict[str, Any]) -> Message | str:
     if "seconds_per_epoch" not in option or "seconds_per_epoch" not in now:
         return ""
     longer = option["seconds_per_epoch"] - now["seconds_per_epoch"]
-    return strings("next_slower" if longer > 0 else "next_faster", time=strings.seconds(abs(longer)))
+    time = format_seconds(abs(longer))
+    if longer > 0:
+        return msg(", for about {time} more per epoch", time=time)
+    return msg(", in about {time} less per epoch", time=time)
 
 
-def _reduce_largest_kind(view: RunView, strings: Strings) -> Suggestion | None:
+def _reduce_largest_kind(view: RunView) -> Suggestion | None:
     """The largest kind of memory at the peak, the strategies that reduce it, and a command that estimates the first."""
     estimate = view.estimate
     if estimate is None:
@@ -87,16 +93,28 @@ def _reduce_largest_kind(view: RunView, strings: Strings) -> Suggestion | None:
     kinds = {kind: size for kind, size in estimate["phases"][estimate["phase"]].items() if kind != "allocator"}
     kind = max(kinds, key=lambda name: kinds[name])
     values = {
-        "share": f"{kinds[kind] / estimate['peak_bytes']:.0%}",
-        "kind": strings.kind(kind),
+        "memory": memory_name(view.device),
+        "share": kinds[kind] / estimate["peak_bytes"],
+        "kind": kind_name(kind),
         "size": format_bytes(kinds[kind]),
     }
     specs = _strategies_for(kind, view.recipe)
     if not specs:
-        return Suggestion(strings("next_kind_none", **values))
+        sentence = msg(
+            "To save {memory}: {share:.0%} of the predicted peak is {kind} ({size}), and no other strategy reduces it; "
+            "a smaller model would.",
+            **values,
+        )
+        return Suggestion(sentence)
     options = _use_options([*view.recipe, specs[0]])
     command = shlex.join(["tightfit", "estimate", str(view.folder / "job.yaml"), *options])
-    return Suggestion(strings("next_kind", **values, strategies=strings.join(specs)), command)
+    sentence = msg(
+        "To save {memory}: {share:.0%} of the predicted peak is {kind} ({size}). "
+        "Strategies that reduce it: {strategies}. Estimate the saving in a few seconds, without training:",
+        **values,
+        strategies=specs,
+    )
+    return Suggestion(sentence, command)
 
 
 def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
@@ -117,37 +135,58 @@ def _strategies_for(kind: str, recipe: list[str]) -> list[str]:
     ]
 
 
-def _search_plan(view: RunView, strings: Strings) -> Suggestion:
+def _search_plan(view: RunView) -> Suggestion:
     command = shlex.join(["tightfit", "plan", str(view.folder / "job.yaml"), "--budget", "4GB"])
-    return Suggestion(strings("next_plan"), command)
+    memory = memory_name(view.device)
+    return Suggestion(msg("No recipe is known to need less {memory}. Search for one with:", memory=memory), command)
 
 
-def _less_time(view: RunView, strings: Strings) -> Iterator[Suggestion]:
-    plan = view.header.plan if view.header else None
+def _less_time(view: RunView) -> Iterator[Suggestion]:
+    plan, memory = view.header.plan if view.header else None, memory_name(view.device)
     if plan is None:
         return
     baseline = plan["baseline"]
     saved = plan["seconds_per_epoch"] - baseline["seconds_per_epoch"]
     if saved > 0.05 * plan["seconds_per_epoch"]:
-        peak, time = format_bytes(baseline["peak_bytes"]), strings.seconds(saved)
-        yield Suggestion(strings("next_baseline", peak=peak, time=time))
+        yield Suggestion(
+            msg(
+                "To save time: with {peak} of {memory}, the baseline would take about {time} less per epoch.",
+                peak=format_bytes(baseline["peak_bytes"]),
+                memory=memory,
+                time=format_seconds(saved),
+            )
+        )
     for line in plan.get("length_advice", [])[:1]:
-        yield Suggestion(strings("next_shorter", line=line))
+        yield Suggestion(msg("To save {memory} and time with shorter texts: {line}.", memory=memory, line=line))
 
 
-def _better_quality(view: RunView, strings: Strings) -> Iterator[Suggestion]:
+def _better_quality(view: RunView) -> Iterator[Suggestion]:
     lengths = view.header.lengths if view.header else None
     if lengths and lengths.truncated_rows > _MANY_TRUNCATED * sum(lengths.rows):
-        share = f"{lengths.truncated_rows / sum(lengths.rows):.0%}"
-        yield Suggestion(strings("next_longer", share=share, limit=lengths.limit))
+        yield Suggestion(
+            msg(
+                "For better quality: {share:.0%} of the texts are truncated at {limit} tokens. "
+                "A larger --max-length keeps more of them and needs more {memory}.",
+                share=lengths.truncated_rows / sum(lengths.rows),
+                limit=lengths.limit,
+                memory=memory_name(view.device),
+            )
+        )
     evaluations, best = view.evaluations, view.metrics.get("epoch")
     if view.run is None or not evaluations or best is None or view.job.max_steps:
         return
     if evaluations[-1].get("epoch") == best:
-        more = shlex.join(["--epochs", f"{view.job.epochs + 1:g}"])
-        yield Suggestion(strings("next_epoch"), f"{view.resume_command} {more}")
+        sentence = msg("For better quality: the last epoch was the best so far. Train one more with:")
+        yield Suggestion(sentence, f"{view.resume_command} --epochs {view.job.epochs + 1:g}")
     else:
-        yield Suggestion(strings("next_fewer", best=f"{best:g}", epochs=f"{view.job.epochs:g}"))
+        yield Suggestion(
+            msg(
+                "Epoch {best:g} of {epochs:g} was the best, and the later ones were worse: "
+                "use fewer epochs or a lower learning rate.",
+                best=best,
+                epochs=view.job.epochs,
+            )
+        )
 
 
 def _use_options(recipe: list[str]) -> list[str]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from tightfit.data.columns import ColumnNames
+from tightfit.i18n import render
+from tightfit.messages import Message, clauses, in_sequence, listed, msg, name
 from tightfit.planning.plan import Option, Plan
-from tightfit.report.i18n.strings import Strings
+from tightfit.report.names import kind_name, result_name, score
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
@@ -27,7 +30,21 @@ if TYPE_CHECKING:
     from tightfit.inference import Evaluation
 
 _BAR = 12
-_STRINGS = Strings("en")
+
+
+def say(console: Console, message: Message, style: str | None = None) -> None:
+    """Print a message in the language of the command line."""
+    console.print(render(message), markup=False, style=style)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table with every cell right-aligned; a Chinese character is two columns wide."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
+def _padded(cell: str, width: int) -> str:
+    return " " * (width - cell_len(cell)) + cell
 
 
 # Runs.
@@ -35,39 +52,63 @@ _STRINGS = Strings("en")
 
 def show_run(run: Run, console: Console) -> None:
     """What was trained, its scores, its time, and its memory by phase."""
-    trained = f"{format_count(run.trainable_parameters)} of {format_count(run.parameters)} parameters"
-    console.print(f"\n{run.folder}: {trained} trained in {run.steps} steps", markup=False, style="bold")
-    console.print(f"recipe    {' '.join(run.recipe) or 'baseline'} (result: {run.result})", markup=False)
-    scores = format_scores(find_task(run.job.task), run.metrics)
-    console.print(f"quality   {scores} on {run.data.validation_rows:,} validation rows", markup=False)
-    console.print(f"time      {format_seconds(run.measured.seconds)}{_step_time(run)}")
-    predicted = f", predicted {format_bytes(run.predicted.peak_bytes)}" if run.predicted.peak_bytes else ""
-    console.print(f"memory    peak {format_bytes(run.measured.peak_bytes)} on {run.device}{predicted}")
+    trained, total = format_count(run.trainable_parameters), format_count(run.parameters)
+    console.print()
+    say(
+        console,
+        msg(
+            "{folder}: {trained} of {all} parameters trained in {steps} steps",
+            folder=run.folder,
+            trained=trained,
+            all=total,
+            steps=run.steps,
+        ),
+        style="bold",
+    )
+    recipe = " ".join(run.recipe) or msg("baseline")
+    say(console, msg("recipe    {recipe} (result: {result})", recipe=recipe, result=name(run.result)))
+    scores, rows = format_scores(find_task(run.job.task), run.metrics), run.data.validation_rows
+    say(console, msg("quality   {scores} on {rows:,} validation rows", scores=scores, rows=rows))
+    say(console, msg("time      {time}", time=listed([format_seconds(run.measured.seconds), *_step_time(run)])))
+    say(console, msg("memory    {memory}", memory=listed(_peak(run))))
     console.print(_phases(run))
 
 
-def format_scores(task: Task, metrics: Mapping[str, float]) -> str:
+def format_scores(task: Task, metrics: Mapping[str, float]) -> Message:
     """The metrics of a task in one line, the loss last."""
-    return ", ".join(f"{metric.title} {value:.4f}" for metric, value in task.measured(metrics))
+    return listed(score(metric, value) for metric, value in task.measured(metrics))
 
 
-def _step_time(run: Run) -> str:
+def _peak(run: Run) -> Iterator[Message]:
+    peak, predicted = format_bytes(run.measured.peak_bytes), run.predicted.peak_bytes
+    yield msg("peak {peak} on {device}", peak=peak, device=name(run.device))
+    if predicted:
+        yield msg("predicted {size}", size=format_bytes(predicted))
+
+
+def _step_time(run: Run) -> Iterator[Message]:
     measured, predicted = run.measured.seconds_per_step, run.predicted.seconds_per_step
     if not measured:
-        return ""
-    return f", {format_seconds(measured)} per step" + (f" (predicted {format_seconds(predicted)})" if predicted else "")
+        return
+    per_step = msg("{time} per step", time=format_seconds(measured))
+    if predicted:
+        per_step = msg("{measured} (predicted {predicted})", measured=per_step, predicted=format_seconds(predicted))
+    yield per_step
 
 
 def _phases(run: Run) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("  phase", "measured", "predicted", "", ""):
-        table.add_column(heading, justify="right" if heading in ("measured", "predicted") else "left")
+    table.add_column(f"  {render(msg('phase'))}")
+    for heading in (msg("measured"), msg("predicted")):
+        table.add_column(render(heading), justify="right")
+    table.add_column()
+    table.add_column()
     predicted = run.predicted.phases or {}
     for phase, size in run.measured.phases.items():
         bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
-        mark = "← peak" if size == run.measured.peak_bytes else ""
+        mark = render(msg("← peak")) if size == run.measured.peak_bytes else ""
         before = format_bytes(predicted[phase]) if phase in predicted else "–"
-        table.add_row(f"  {phase}", format_bytes(size), before, bar, mark)
+        table.add_row(f"  {render(name(phase))}", format_bytes(size), before, bar, mark)
     return table
 
 
@@ -75,32 +116,38 @@ def _phases(run: Run) -> Table:
 
 
 _SHORT_KINDS = {
-    MemoryKind.GRADIENTS: "grads",
-    MemoryKind.OPTIMIZER_STATE: "state",
-    MemoryKind.ACTIVATIONS: "activ.",
-    MemoryKind.TEMPORARY: "temp",
-    MemoryKind.ALLOCATOR: "cache",
+    MemoryKind.GRADIENTS: msg("grads"),
+    MemoryKind.OPTIMIZER_STATE: msg("state"),
+    MemoryKind.ACTIVATIONS: msg("activ."),
+    MemoryKind.TEMPORARY: msg("temp"),
+    MemoryKind.ALLOCATOR: msg("cache"),
 }
 
 
 def show_estimate(estimate: Estimate, console: Console) -> None:
     """Memory by phase and kind with a bar for each phase, and whether it fits the device."""
-    trained = f"{format_count(estimate.trainable_parameters)} of {format_count(estimate.parameters)} parameters trained"
-    console.print(
-        f"peak {format_bytes(estimate.peak)} in {estimate.phase} on {estimate.device.label}; {trained}", style="bold"
+    summary = msg(
+        "peak {peak} in {phase} on {device}; {trained} of {all} parameters trained",
+        peak=format_bytes(estimate.peak),
+        phase=name(estimate.phase),
+        device=estimate.device.label,
+        trained=format_count(estimate.trainable_parameters),
+        all=format_count(estimate.parameters),
     )
+    say(console, summary, style="bold")
     console.print(_phases_and_kinds(estimate))
-    overhead = f"{format_bytes(estimate.overhead)} of each phase is {_overhead_name(estimate)}"
-    console.print(f"{overhead}; {estimate.worst}.", markup=False)
+    size, overhead = format_bytes(estimate.overhead), _overhead_name(estimate)
+    worst = estimate.worst
+    say(console, msg("{size} of each phase is {overhead}; {worst}.", size=size, overhead=overhead, worst=worst))
     for note in estimate.notes:
-        console.print(note, markup=False)
+        say(console, note)
     if estimate.host:
-        console.print(_host_memory(estimate), markup=False)
-    console.print(_fit_verdict(estimate), markup=False)
+        say(console, _host_memory(estimate))
+    say(console, _fit_verdict(estimate))
 
 
-def _overhead_name(estimate: Estimate) -> str:
-    return _STRINGS.kind("process" if estimate.device.kind == "cpu" else "context")
+def _overhead_name(estimate: Estimate) -> Message:
+    return kind_name("process" if estimate.device.kind == "cpu" else "context")
 
 
 def _phases_and_kinds(estimate: Estimate) -> Table:
@@ -109,17 +156,19 @@ def _phases_and_kinds(estimate: Estimate) -> Table:
         for kind in MemoryKind
         if max(sizes.get(kind, 0) for sizes in estimate.phases.values()) > estimate.peak / 200
     ]
-    unit, name = (1 << 30, "GiB") if estimate.peak >= 1 << 30 else (1 << 20, "MiB")
+    unit, unit_name = (1 << 30, "GiB") if estimate.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
-    table.add_column(name, no_wrap=True)
-    for heading in ("total", *(_SHORT_KINDS.get(kind, kind.value) for kind in kinds)):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column(unit_name, no_wrap=True)
+    for heading in (msg("total"), *(_SHORT_KINDS.get(kind) or name(kind.value) for kind in kinds)):
+        table.add_column(render(heading), justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for phase, sizes in estimate.phases.items():
         total = estimate.overhead + sum(sizes.values())
         cells = [f"{size / unit:.2f}" for size in (total, *(sizes[kind] for kind in kinds))]
         mark = " ←" if phase == estimate.phase else ""
-        table.add_row(phase, *cells, _bar(total - sizes[MemoryKind.ALLOCATOR], total, estimate.peak) + mark)
+        table.add_row(
+            render(name(phase)), *cells, _bar(total - sizes[MemoryKind.ALLOCATOR], total, estimate.peak) + mark
+        )
     return table
 
 
@@ -129,28 +178,36 @@ def _bar(used: int, reserved: int, peak: int) -> str:
     return "█" * solid + "░" * (round(_BAR * reserved / peak) - solid)
 
 
-def _host_memory(estimate: Estimate) -> str:
-    available = estimate.device.host_bytes
-    used = f"Host memory: {format_bytes(estimate.host)} for offloaded tensors"
+def _host_memory(estimate: Estimate) -> Message:
+    used, available = format_bytes(estimate.host), estimate.device.host_bytes
     if available is None:
-        return f"{used}."
-    return f"{used} of {format_bytes(available)}: {'it fits' if estimate.fits_host else 'it does not fit'}."
+        return msg("Host memory: {used} for offloaded tensors.", used=used)
+    total = format_bytes(available)
+    if estimate.fits_host:
+        return msg("Host memory: {used} for offloaded tensors of {total}: it fits.", used=used, total=total)
+    return msg("Host memory: {used} for offloaded tensors of {total}: it does not fit.", used=used, total=total)
 
 
-def _fit_verdict(estimate: Estimate) -> str:
+def _fit_verdict(estimate: Estimate) -> Message:
     low, high = (format_bytes(size) for size in estimate.error_band)
-    band = f"Given the error of measured runs, expect {low} to {high}."
-    if estimate.device.total_bytes is None:
-        return band
-    capacity = f"{estimate.device.label} has {format_bytes(estimate.device.total_bytes)}"
+    band = msg("Given the error of measured runs, expect {low} to {high}.", low=low, high=high)
+    total, device = estimate.device.total_bytes, estimate.device.label
+    return band if total is None else in_sequence(band, _fits(estimate, device, total))
+
+
+def _fits(estimate: Estimate, device: str, total: int) -> Message:
+    capacity = format_bytes(total)
     if estimate.fits:
-        return f"{band} It fits: {capacity}."
+        return msg("It fits: {device} has {capacity}.", device=device, capacity=capacity)
     if not estimate.fits_host:
-        return f"{band} It does not fit: there is too little host memory."
-    if estimate.peak <= estimate.device.total_bytes:
-        return f"{band} It may not fit: {capacity}."
-    return (
-        f"{band} It does not fit: {capacity}, {format_bytes(estimate.peak - estimate.device.total_bytes)} too little."
+        return msg("It does not fit: there is too little host memory.")
+    if estimate.peak <= total:
+        return msg("It may not fit: {device} has {capacity}.", device=device, capacity=capacity)
+    return msg(
+        "It does not fit: {device} has {capacity}, {missing} too little.",
+        device=device,
+        capacity=capacity,
+        missing=format_bytes(estimate.peak - total),
     )
 
 
@@ -158,21 +215,28 @@ def _fit_verdict(estimate: Estimate) -> str:
 
 
 _WIDTH = 100
-_HEADINGS = ("peak", "time/epoch", "result", "recipe")
+_HEADINGS = (msg("peak"), msg("time/epoch"), msg("result"), msg("recipe"))
+_WHY = msg("Why")
 
 
 def show_plan(plan: Plan, console: Console) -> None:
     """The chosen recipe and why, what the baseline needs, what was rejected, and the alternatives."""
-    console.print(verdict(plan), style="bold", markup=False)
-    console.print(f"\n{baseline_line(plan)}", markup=False)
+    for line in verdict(plan):
+        say(console, line, style="bold")
+    console.print()
+    say(console, baseline_line(plan))
     for heading, lines in sections(plan):
-        console.print(f"\n{heading}", style="bold", markup=False)
-        for line in lines:
-            console.print(f"  {line}", markup=False)
+        _show_section(console, heading, map(render, lines))
     if plan.alternatives:
-        console.print("\nAlternatives that fit", style="bold")
-        for line in (*_same_before_close(plan), *_alternatives(plan)):
-            console.print(f"  {line}", markup=False)
+        table = (*map(render, _same_before_close(plan)), *_alternatives(plan))
+        _show_section(console, msg("Alternatives that fit"), table)
+
+
+def _show_section(console: Console, heading: Message, lines: Iterable[str]) -> None:
+    console.print()
+    say(console, heading, style="bold")
+    for line in lines:
+        console.print(f"  {line}", markup=False)
 
 
 def plan_as_text(plan: Plan) -> str:
@@ -181,83 +245,103 @@ def plan_as_text(plan: Plan) -> str:
     console = Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True)
     show_plan(plan, console)
     for note in plan.notes:  # the command line logs them before it prints the plan
-        console.print(f"\n{note}", markup=False)
+        console.print()
+        say(console, note)
     return page.getvalue()
 
 
 def plan_as_html(plan: Plan) -> str:
     """The plan for a notebook, in tags without styles of their own."""
-    parts = [f"<p><b>{escape(verdict(plan)).replace(chr(10), '<br>')}</b></p>"]
-    parts.append(f"<p>{escape(baseline_line(plan))}</p>")
-    parts += [f"<p>{escape(note)}</p>" for note in plan.notes]
+    parts = [f"<p><b>{'<br>'.join(map(_escaped, verdict(plan)))}</b></p>"]
+    parts += [f"<p>{_escaped(line)}</p>" for line in (baseline_line(plan), *plan.notes)]
     for heading, lines in sections(plan):
-        items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-        parts.append(f"<details{' open' if heading == 'Why' else ''}><summary>{escape(heading)}</summary>")
+        items = "".join(f"<li>{_escaped(line)}</li>" for line in lines)
+        parts.append(f"<details{' open' if heading is _WHY else ''}><summary>{_escaped(heading)}</summary>")
         parts.append(f"<ul>{items}</ul></details>")
     rows = [_row(option) for option in (plan.chosen, *plan.alternatives, plan.baseline)]
-    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    parts.append(f"<table><tr>{''.join(f'<th>{name}</th>' for name in _HEADINGS)}</tr>{cells}</table>")
-    return "".join(parts)
+    cells = "".join("<tr>" + "".join(f"<td>{_escaped(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    headings = "".join(f"<th>{_escaped(heading)}</th>" for heading in _HEADINGS)
+    return "".join([*parts, f"<table><tr>{headings}</tr>{cells}</table>"])
 
 
-def verdict(plan: Plan) -> str:
+def _escaped(text: str) -> str:
+    return escape(render(text))
+
+
+def verdict(plan: Plan) -> tuple[Message, Message]:
     """Whether it fits, with which recipe, and what that recipe needs."""
-    chosen = plan.chosen
+    chosen, budget = plan.chosen, plan.budget.title
     if not plan.fits:
-        return f"Does not fit the budget of {plan.budget}. The closest is {chosen.title}\nPredicted {_cost(chosen)}."
-    result = _STRINGS.result(chosen.result.value)
-    return f"Fits the budget of {plan.budget} with {chosen.title}\nPredicted {_cost(chosen)}; result: {result}."
+        return (
+            msg("Does not fit the budget of {budget}. The closest is {recipe}", budget=budget, recipe=chosen.title),
+            msg("Predicted {cost}.", cost=_cost(chosen)),
+        )
+    return (
+        msg("Fits the budget of {budget} with {recipe}", budget=budget, recipe=chosen.title),
+        msg("Predicted {cost}; result: {result}.", cost=_cost(chosen), result=result_name(chosen.result.value)),
+    )
 
 
-def baseline_line(plan: Plan) -> str:
+def baseline_line(plan: Plan) -> Message:
     """Whether the baseline fits, and what it needs, by kind."""
     estimate = plan.baseline.estimate
-    kinds = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
-    shares = [f"{kind.value} {format_bytes(size)}" for kind, size in kinds if size > estimate.peak / 50]
-    by_kind = ", ".join([*shares, f"{_overhead_name(estimate)} {format_bytes(estimate.overhead)}"])
-    fits = "fits" if plan.baseline.fits(plan.budget) else "does not fit"
-    return f"Baseline (no strategies): {fits}. Predicted {_cost(plan.baseline, f' ({by_kind})')}."
+    largest = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
+    kinds = [(name(kind.value), size) for kind, size in largest if size > estimate.peak / 50]
+    kinds.append((_overhead_name(estimate), estimate.overhead))
+    shares = [msg("{kind} {size}", kind=kind, size=format_bytes(size)) for kind, size in kinds]
+    cost = _cost(plan.baseline, msg(" ({shares})", shares=shares))
+    if plan.baseline.fits(plan.budget):
+        return msg("Baseline (no strategies): fits. Predicted {cost}.", cost=cost)
+    return msg("Baseline (no strategies): does not fit. Predicted {cost}.", cost=cost)
 
 
-def sections(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+def sections(plan: Plan) -> Iterator[tuple[Message, Sequence[Message]]]:
     """Headings and their lines."""
     if plan.reasons:
-        yield "Why", list(plan.reasons)
+        yield _WHY, plan.reasons
     if plan.suggestions:
-        yield "Options to make it fit", list(plan.suggestions)
+        yield msg("Options to make it fit"), plan.suggestions
     if plan.length_advice:
-        yield "Optional: shorter texts (--max-length)", list(plan.length_advice)
+        yield msg("Optional: shorter texts (--max-length)"), plan.length_advice
     if plan.rejected:
-        yield "Rejected", list(plan.rejected)
+        yield msg("Rejected"), plan.rejected
 
 
-def _same_before_close(plan: Plan) -> Iterator[str]:
+def _same_before_close(plan: Plan) -> Iterator[Message]:
     """Why a `close` recipe was not chosen, although it may be faster."""
     if plan.chosen.result is Result.SAME and any(option.result is Result.CLOSE for option in plan.alternatives):
-        yield "`close` recipes (not the same numbers, same quality) are used only if no `same` recipe fits."
+        yield msg("`close` recipes (not the same numbers, same quality) are used only if no `same` recipe fits.")
 
 
 def _alternatives(plan: Plan) -> list[str]:
     """Aligned columns, the recipe last: it may be longer than the terminal is wide."""
-    rows = [_HEADINGS, *(_row(option) for option in plan.alternatives)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
-    return ["  ".join(cell.rjust(w) for cell, w in zip(row, [*widths, 0], strict=True)) for row in rows]
+    rows = [[render(cell) for cell in row] for row in (_HEADINGS, *map(_row, plan.alternatives))]
+    numbers = aligned([row[:-1] for row in rows])
+    return [f"{line}  {row[-1]}" for line, row in zip(numbers, rows, strict=True)]
 
 
 def _row(option: Option) -> tuple[str, str, str, str]:
-    return format_bytes(option.peak), format_seconds(option.seconds_per_epoch), option.result.value, option.title
+    time, result = format_seconds(option.seconds_per_epoch), name(option.result.value)
+    return format_bytes(option.peak), time, result, option.title
 
 
-def _cost(option: Option, shares: str | None = None) -> str:
-    shares = _allocator_share(option) if shares is None else shares
-    host = f", plus {format_bytes(option.estimate.host)} of host memory" if option.estimate.host else ""
-    time = f"about {format_seconds(option.seconds_per_epoch)} per epoch"
-    return f"peak {format_bytes(option.peak)} in {option.estimate.phase}{shares}{host}; {time}"
+def _cost(option: Option, shares: Message | str | None = None) -> Message:
+    host = format_bytes(option.estimate.host)
+    return msg(
+        "peak {peak} in {phase}{shares}{host}; about {time} per epoch",
+        peak=format_bytes(option.peak),
+        phase=name(option.estimate.phase),
+        shares=_allocator_share(option) if shares is None else shares,
+        host=msg(", plus {size} of host memory", size=host) if option.estimate.host else "",
+        time=format_seconds(option.seconds_per_epoch),
+    )
 
 
-def _allocator_share(option: Option) -> str:
+def _allocator_share(option: Option) -> Message | str:
     cached = option.estimate.phases[option.estimate.phase][MemoryKind.ALLOCATOR]
-    return f" ({format_bytes(cached)} of it allocator cache)" if cached > option.peak / 50 else ""
+    if cached <= option.peak / 50:
+        return ""
+    return msg(" ({size} of it allocator cache)", size=format_bytes(cached))
 
 
 # Strategies.
@@ -266,13 +350,22 @@ def _allocator_share(option: Option) -> str:
 def show_strategies(console: Console) -> None:
     """The list of strategies, two lines each so that it fits any terminal."""
     for row in strategy_rows():
-        settings = f"   settings: {row.settings}" if row.settings else ""
-        console.print(f"[bold]{row.name}[/bold]   result: {row.result}   reduces: {row.frees or 'nothing'}{settings}")
-        console.print(f"    {row.summary}", markup=False)
-    console.print("\nUse a strategy with --use name:key=value,key=value; repeat --use to combine several.")
-    results = [_STRINGS.result(result) for result in ("same", "close", "different")]
-    console.print(f"Result, the effect on the trained model: {'; '.join(results)}.")
-    console.print("Settings are explained in docs/strategies.md.")
+        console.print(Text.assemble((row.name, "bold"), f"   {render(_about(row))}"))
+        console.print(f"    {render(row.summary)}", markup=False)
+    console.print()
+    say(console, msg("Use a strategy with --use name:key=value,key=value; repeat --use to combine several."))
+    results = clauses(*(result_name(result.value) for result in Result))
+    say(console, msg("Result, the effect on the trained model: {results}.", results=results))
+    say(console, msg("Settings are explained in docs/strategies.md."))
+
+
+def _about(row: StrategyRow) -> Message:
+    """The effect of a strategy on the result, what it reduces, and its settings."""
+    reduced = listed(map(name, row.frees.split(", "))) if row.frees else msg("nothing")
+    settings = msg("   settings: {settings}", settings=row.settings) if row.settings else ""
+    return msg(
+        "result: {result}   reduces: {kinds}{settings}", result=name(row.result), kinds=reduced, settings=settings
+    )
 
 
 @dataclass(frozen=True)
@@ -282,7 +375,7 @@ class StrategyRow:
     name: str
     result: str
     frees: str
-    summary: str
+    summary: Message
     settings: str
 
 
@@ -312,10 +405,13 @@ def _default(value: object) -> str:
 def show_tasks(console: Console) -> None:
     """The list of tasks, three lines each so that it fits any terminal."""
     for row in task_rows():
-        console.print(f"[bold]{row.name}[/bold]   {row.summary}")
-        console.print(f"    columns: {row.columns}", markup=False)
-        console.print(f"    metrics: {row.metrics}; the first one chooses the best checkpoint", markup=False)
-    console.print("\nChoose a task with --task; --text and --label name its columns where they have other names.")
+        console.print(Text.assemble((row.name, "bold"), f"   {render(row.summary)}"))
+        columns = msg("columns: {columns}", columns=row.columns)
+        metrics = msg("metrics: {metrics}; the first one chooses the best checkpoint", metrics=row.metrics)
+        for line in (columns, metrics):
+            console.print(f"    {render(line)}", markup=False)
+    console.print()
+    say(console, msg("Choose a task with --task; --text and --label name its columns where they have other names."))
 
 
 @dataclass(frozen=True)
@@ -323,9 +419,9 @@ class TaskRow:
     """One task as the terminal shows it."""
 
     name: str
-    summary: str
-    columns: str
-    metrics: str
+    summary: Message
+    columns: Message
+    metrics: Message
     pipeline: str
 
 
@@ -336,18 +432,20 @@ def task_rows() -> list[TaskRow]:
             name=task.name,
             summary=task.summary,
             columns=_usual_columns(task.column_names),
-            metrics=", ".join(metric.title for metric in (*task.metrics, LOSS)),
+            metrics=listed(metric.title for metric in (*task.metrics, LOSS)),
             pipeline=task.pipeline,
         )
         for task in TASKS.values()
     ]
 
 
-def _usual_columns(names: ColumnNames) -> str:
+def _usual_columns(names: ColumnNames) -> Message:
     """A few of the names by which columns are found."""
     groups = sorted(names.text, key=len)  # single columns first
     texts = [" + ".join(group) for group in (*groups[:3], *groups[-1:])]
-    return f"text ({', '.join(texts)}, …)" + (f", label ({', '.join(names.label[:3])}, …)" if names.label else "")
+    if not names.label:
+        return msg("text ({texts}, …)", texts=texts)
+    return msg("text ({texts}, …), label ({labels}, …)", texts=texts, labels=names.label[:3])
 
 
 # Evaluations and predictions.
@@ -356,7 +454,7 @@ def _usual_columns(names: ColumnNames) -> str:
 def show_evaluation(evaluation: Evaluation, console: Console) -> None:
     """The scores in one line."""
     scores = format_scores(find_task(evaluation.task), evaluation.metrics)
-    console.print(f"{scores} on {evaluation.rows:,} rows", markup=False)
+    say(console, msg("{scores} on {rows:,} rows", scores=scores, rows=evaluation.rows))
 
 
 def show_predictions(texts: list[str], predictions: list[Prediction], console: Console) -> None:

@@ -14,6 +14,7 @@ from tightfit.data.split import FOLDER
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import is_stale
 from tightfit.job import Job, read_job_file
+from tightfit.messages import Message, msg
 from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.header import RunHeader, load_header
 from tightfit.runs.record import FILE, DataSummary, Run, load_run
@@ -25,12 +26,20 @@ MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what trans
 def check_run_folder(folder: Path, resume: bool) -> None:
     """A new run needs an empty folder, a resumed one a folder that a run wrote."""
     if folder.exists() and not folder.is_dir():
-        raise OutputError(f"'{folder}' is a file: give --out the name of a folder.")
+        raise OutputError(msg("'{folder}' is a file: give --out the name of a folder.", folder=folder))
     if resume and not (folder / JOB_FILE).is_file():
-        raise OutputError(f"There is no run to resume in '{folder}': leave out --resume, or give the folder of a run.")
+        raise OutputError(
+            msg(
+                "There is no run to resume in '{folder}': leave out --resume, or give the folder of a run.",
+                folder=folder,
+            )
+        )
     if not resume and folder.is_dir() and not all(_is_leftover(path) for path in folder.iterdir()):
         raise OutputError(
-            f"The folder '{folder}' is not empty: add --resume to continue its run, or give another --out."
+            msg(
+                "The folder '{folder}' is not empty: add --resume to continue its run, or give another --out.",
+                folder=folder,
+            )
         )
 
 
@@ -166,7 +175,7 @@ class RunView:
         return self.header.estimate if self.header else None
 
     @property
-    def notes(self) -> list[str]:
+    def notes(self) -> list[Message]:
         """Lines that the run logged."""
         known = self.run or self.header
         return known.notes if known else []
@@ -202,11 +211,16 @@ class RunView:
 def read_run_folder(folder: Path) -> RunView:
     """Read a run folder; BadInput if it is none."""
     if not folder.is_dir():
-        raise BadInput(f"There is no run folder '{folder}': give the folder that train wrote to.")
+        raise BadInput(msg("There is no run folder '{folder}': give the folder that train wrote to.", folder=folder))
     run, checkpoint = load_run(folder) if (folder / FILE).is_file() else None, latest_checkpoint(folder)
     if run is None and not (folder / JOB_FILE).is_file():
         raise BadInput(
-            f"'{folder}' is not a run (it has neither {FILE} nor {JOB_FILE}): give the folder that train wrote to."
+            msg(
+                "'{folder}' is not a run (it has neither {record} nor {job}): give the folder that train wrote to.",
+                folder=folder,
+                record=FILE,
+                job=JOB_FILE,
+            )
         )
     state = _trainer_state(checkpoint) if checkpoint and run is None else {}
     job, recipe = (run.job, run.recipe) if run else _job(folder)

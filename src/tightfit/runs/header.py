@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from tightfit.files import atomic_write
+from tightfit.messages import Message, as_data, from_data
 from tightfit.runs.record import DataSummary
 
 FILE = "start.json"
@@ -87,7 +88,7 @@ class Attempt(_Value):
     started_at: str
     from_step: int = 0
     recipe: list[str] = []
-    error: str | None = None
+    error: Message | None = None
     """The error message of an attempt that failed; None if it finished or was killed."""
 
 
@@ -104,7 +105,7 @@ class RunHeader(_Value):
     parameters: int
     trainable_parameters: int
     budget_bytes: int | None = None
-    notes: list[str] = []
+    notes: list[Message] = []
     versions: dict[str, str] = {}
     estimate: dict[str, Any] | None = None
     """As `estimate --json` prints it; None if memory could not be estimated."""
@@ -119,18 +120,18 @@ class RunHeader(_Value):
 
     def save(self, folder: Path) -> None:
         """Write it atomically."""
-        atomic_write(folder / FILE, json.dumps(self.model_dump(mode="json"), ensure_ascii=False) + "\n")
+        atomic_write(folder / FILE, json.dumps(as_data(self.model_dump()), ensure_ascii=False) + "\n")
 
 
 def load_header(folder: Path) -> RunHeader | None:
     """Read the header of a run folder; None if there is none or another version wrote it."""
     try:
-        return RunHeader(**json.loads((folder / FILE).read_text("utf-8")))
+        return RunHeader(**json.loads((folder / FILE).read_text("utf-8"), object_hook=from_data))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 
-def record_failure(folder: Path, reason: str) -> None:
+def record_failure(folder: Path, reason: Message) -> None:
     """Store the error message of the last attempt in the header."""
     header = load_header(folder)
     if header is None or not header.attempts:

@@ -15,6 +15,7 @@ from tightfit.display import HTMLDisplay
 from tightfit.errors import BadInput
 from tightfit.files import atomic_write
 from tightfit.job import Job
+from tightfit.messages import Message, msg
 
 FILE = "run.json"
 _PACKAGES = ("tightfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -83,7 +84,7 @@ class Run(HTMLDisplay, _Value):
     predicted: Predicted
     metrics: dict[str, float]
     history: list[dict[str, float | None]]
-    notes: list[str]
+    notes: list[Message]
     versions: dict[str, str]
     attempts: int = 1
     """How often the run was started or resumed; measured values are those of the last time."""
@@ -110,14 +111,20 @@ def load_run(folder: str | Path) -> Run:
     """Read the record of a finished run."""
     folder = Path(folder)
     if not (folder / FILE).is_file():
-        raise BadInput(f"'{folder}' is not a finished run (it has no {FILE}): give the folder that train wrote to.")
+        raise BadInput(
+            msg(
+                "'{folder}' is not a finished run (it has no {file}): give the folder that train wrote to.",
+                folder=folder,
+                file=FILE,
+            )
+        )
     try:
         content: dict[str, Any] = json.loads((folder / FILE).read_text("utf-8"))
         return Run(**{**content, "folder": str(folder)})
     except (ValueError, TypeError, RecursionError, OSError):
-        raise BadInput(
-            f"{folder / FILE} is damaged or was written by another version of tightfit: train again."
-        ) from None
+        file = folder / FILE
+        damaged = msg("{file} is damaged or was written by another version of tightfit: train again.", file=file)
+        raise BadInput(damaged) from None
 
 
 def versions() -> dict[str, str]:

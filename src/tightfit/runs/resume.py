@@ -7,6 +7,7 @@ from pathlib import Path
 from tightfit.data.split import Split, load_split
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
+from tightfit.messages import msg
 from tightfit.runs.folder import JOB_FILE, step_of
 from tightfit.runs.record import FILE, Run, load_run
 from tightfit.strategies.base import Result
@@ -28,8 +29,13 @@ def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
     for name in Job.model_fields:
         if name not in _CHANGEABLE and getattr(job, name) != getattr(before, name):
             raise BadInput(
-                f"--resume continues the same job, but {name.replace('_', '-')} is {getattr(job, name)!r} and was "
-                f"{getattr(before, name)!r}: leave it out, or start another run with another --out."
+                msg(
+                    "--resume continues the same job, but {name} is {now} and was {before}: "
+                    "leave it out, or start another run with another --out.",
+                    name=name.replace("_", "-"),
+                    now=repr(getattr(job, name)),
+                    before=repr(getattr(before, name)),
+                )
             )
     _check_same_recipe(recipe, Recipe.parse(specs))
     if not (folder / FILE).is_file():
@@ -42,7 +48,10 @@ def check_same_rows(folder: Path, split: Split) -> None:
     """Training rows must not become validation rows."""
     if not load_split(folder).matches(split):
         raise BadInput(
-            f"The data has changed since the run in '{folder}' started: start another run with another --out."
+            msg(
+                "The data has changed since the run in '{folder}' started: start another run with another --out.",
+                folder=folder,
+            )
         )
 
 
@@ -51,8 +60,13 @@ def check_steps_left(checkpoint: Path, steps: int) -> None:
     done = step_of(checkpoint)
     if done > steps:
         raise BadInput(
-            f"{checkpoint} is at step {done:,} and this run has only {steps:,} steps: give more --epochs or "
-            "--max-steps, or start another run with another --out."
+            msg(
+                "{checkpoint} is at step {done:,} and this run has only {steps:,} steps: give more --epochs or "
+                "--max-steps, or start another run with another --out.",
+                checkpoint=checkpoint,
+                done=done,
+                steps=steps,
+            )
         )
 
 
@@ -60,9 +74,12 @@ def _check_same_recipe(now: Recipe, before: Recipe) -> None:
     """How a step is computed may change; what is trained and by which optimizer may not."""
     if _result_changing(now) != _result_changing(before):
         raise BadInput(
-            f"--resume cannot change what is trained: the recipe was '{' '.join(before.specs) or 'baseline'}' and is "
-            f"'{' '.join(now.specs) or 'baseline'}'. Strategies that keep the result may be added or removed, except "
-            "optimizers."
+            msg(
+                "--resume cannot change what is trained: the recipe was '{before}' and is '{now}'. "
+                "Strategies that keep the result may be added or removed, except optimizers.",
+                before=before.title,
+                now=now.title,
+            )
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.display import HTMLDisplay
+from tightfit.messages import Message
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
 from tightfit.simulation.scaling import Array
@@ -31,11 +32,11 @@ class Estimate(HTMLDisplay):
     device: Device
     parameters: int
     trainable_parameters: int
-    worst: str
+    worst: Message
     """A sentence about the rows that determine the peak."""
     host: int = 0
     """Bytes offloaded to host memory beside a GPU."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     """Why the process itself is larger than necessary, where it is."""
 
     @property

@@ -20,6 +20,7 @@ from tightfit.engine.model_source import JobModel, ModelSource
 from tightfit.engine.step import model_loss
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
+from tightfit.messages import Message, msg, verbatim
 from tightfit.models import load_tokenizer
 from tightfit.processes import map_in_forks, usable_cpus
 from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
@@ -78,8 +79,12 @@ class SimulationSetup:
             if self.probe and self.device.kind == "cpu":
                 return self._trace_training(recipe, shapes, fake=False)
             raise ModelError(
-                f"'{self.model.name}' cannot be simulated: {_reason(error)}. "
-                "Add --probe to trace a small step on real tensors (--device cpu)."
+                msg(
+                    "'{model}' cannot be simulated: {reason}. "
+                    "Add --probe to trace a small step on real tensors (--device cpu).",
+                    model=self.model.name,
+                    reason=_reason(error),
+                )
             ) from error
 
     def _trace_by_depth(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
@@ -134,10 +139,11 @@ def _with_depth(shallow: TracedTraining, deeper: TracedTraining, times: int) -> 
     )
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception) -> Message:
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
-        return f"its code reads tensor values ({error.func}), which a simulation does not have"
-    return first_line(error).rstrip(".")
+        op = str(error.func)
+        return msg("its code reads tensor values ({op}), which a simulation does not have", op=op)
+    return verbatim(first_line(error).rstrip("."))
 
 
 # Estimates for any number of recipes: recipes that differ only in rows and tokens are traced once.
@@ -203,7 +209,7 @@ class Simulation:
             device=self.setup.device,
             parameters=traced.training.parameters,
             trainable_parameters=traced.training.trainable_parameters,
-            worst=str(worst),
+            worst=worst.about,
             notes=process_size_note(self.setup.device, self.process_bytes()),
         )
 

@@ -34,6 +34,7 @@ from torch.optim import optimizer as hooks
 from tightfit.device import Device
 from tightfit.engine.meter import OTHER
 from tightfit.errors import BadInput, ModelError, first_line
+from tightfit.messages import msg
 from tightfit.simulation.estimate import Estimate, phases_of
 from tightfit.simulation.kernels import scratch_on
 from tightfit.simulation.patches import replaced
@@ -56,7 +57,9 @@ def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
         tracer.trace.start_phase("load")
         step = _call(build)
         if not callable(step):
-            raise BadInput("The function given to estimate() must build the training and return its step, a function.")
+            raise BadInput(
+                msg("The function given to estimate() must build the training and return its step, a function.")
+            )
         alloc_workspaces(device, tracer.trace)
         for _ in range(2):  # the second step runs with optimizer state
             tracer.trace.start_phase("forward")
@@ -68,7 +71,7 @@ def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
         device=device,
         parameters=sum(p.numel() for p in weights.values()),
         trainable_parameters=sum(p.numel() for p in weights.values() if p.requires_grad),
-        worst="the batch is the one that the step uses",
+        worst=msg("the batch is the one that the step uses"),
     )
 
 
@@ -77,7 +80,7 @@ def _call(function: Callable[[], Any]) -> Any:
         return function()
     except Exception as error:  # the user's own code may fail in any way on tensors without data
         reason = first_line(error).rstrip(".")
-        raise ModelError(f"This step cannot be simulated: {reason}.") from error
+        raise ModelError(msg("This step cannot be simulated: {reason}.", reason=reason)) from error
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from tightfit.data.batching import Batching
 from tightfit.device import Device
 from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import resident_bytes
+from tightfit.messages import Message, msg
 from tightfit.optional_imports import is_slim
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
@@ -29,14 +30,16 @@ def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
         return resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
 
 
-def process_size_note(device: Device, overhead: int) -> tuple[str, ...]:
+def process_size_note(device: Device, overhead: int) -> tuple[Message, ...]:
     """A note that the same training run needs less memory on the command line, where that is so."""
     if device.kind != "cpu" or is_slim():
         return ()
-    return (
-        f"The process itself takes {format_bytes(overhead)} here; `tightfit train` on the command line needs less, "
+    note = msg(
+        "The process itself takes {size} here; `tightfit train` on the command line needs less, "
         "since it does not import libraries that training does not use.",
+        size=format_bytes(overhead),
     )
+    return (note,)
 
 
 @cache

@@ -15,6 +15,7 @@ import numpy as np
 
 from tightfit.data.batches import Schedule, rows_seen, sample_batches
 from tightfit.data.batching import Batching, BatchShape, Size, tokens_of
+from tightfit.messages import Message, msg
 from tightfit.ops.fake import real_tensors
 from tightfit.strategies.parts import Parts
 
@@ -43,11 +44,24 @@ class WorstShapes:
     """The largest batch that runs through a frozen encoder whose outputs are cached."""
 
     def __str__(self) -> str:
+        return self.about
+
+    @property
+    def about(self) -> Message:
+        """The largest batch, for messages."""
         if self.encoder:
             rows, length = self.encoder[0]
-            return f"the largest batch through the frozen encoder is {rows} × {length} tokens"
+            return msg(
+                "the largest batch through the frozen encoder is {rows} × {tokens} tokens", rows=rows, tokens=length
+            )
         rows, length = max(self.micro_batches[0], self.first_batch[0])
-        return f"the largest micro-batch is {rows} × {length} tokens, first in batch {self.batch:,} of {self.batches:,}"
+        return msg(
+            "the largest micro-batch is {rows} × {tokens} tokens, first in batch {batch:,} of {batches:,}",
+            rows=rows,
+            tokens=length,
+            batch=self.batch,
+            batches=self.batches,
+        )
 
 
 @dataclass(frozen=True)

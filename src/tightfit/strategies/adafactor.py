@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import MemoryKind, Result
 from tightfit.strategies.optimizer import OptimizerStrategy
 
@@ -26,9 +27,16 @@ class Adafactor(OptimizerStrategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
     averages_gradients: ClassVar[bool] = False
-    summary: ClassVar[str] = "stores second moments per row and column of each weight matrix, and no first moment"
+    summary: ClassVar[Message] = msg(
+        "stores second moments per row and column of each weight matrix, and no first moment"
+    )
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         from tightfit.optimizers.adafactor import Adafactor as Optimizer
 
         return Optimizer(groups, lr=learning_rate)
+
+
+Adafactor.zh = {
+    Adafactor.summary: "二阶矩按权重矩阵的行和列分解存储，不保存一阶矩",
+}

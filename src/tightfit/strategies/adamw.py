@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, MemoryKind, Result, Strategy
 from tightfit.strategies.optimizer import OptimizerStrategy
 
@@ -25,7 +26,9 @@ class AdamW(OptimizerStrategy):
     name: ClassVar[str] = "adamw"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "is the default optimizer; name it to pin it or to turn off its fused kernel (fused=false)"
+    summary: ClassVar[Message] = msg(
+        "is the default optimizer; name it to pin it or to turn off its fused kernel (fused=false)"
+    )
 
     fused: bool = True
     """Use torch's fused kernel where there is one."""
@@ -43,3 +46,8 @@ class AdamW(OptimizerStrategy):
             except RuntimeError:  # torch has no fused kernel for this device or dtype
                 pass
         return torch.optim.AdamW(groups, lr=learning_rate, foreach=False)
+
+
+AdamW.zh = {
+    AdamW.summary: "默认优化器，通常不必指定，除非要固定使用它或关闭 fused kernel（fused=false）",
+}

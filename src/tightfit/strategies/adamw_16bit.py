@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import MemoryKind, Result
 from tightfit.strategies.optimizer import OptimizerStrategy
 
@@ -25,9 +26,14 @@ class AdamW16Bit(OptimizerStrategy):
     name: ClassVar[str] = "adamw-16bit"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "stores AdamW's moments in bf16, the second with stochastic rounding"
+    summary: ClassVar[Message] = msg("stores AdamW's moments in bf16, the second with stochastic rounding")
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         from tightfit.optimizers.adamw_16bit import AdamW16
 
         return AdamW16(groups, lr=learning_rate)
+
+
+AdamW16Bit.zh = {
+    AdamW16Bit.summary: "AdamW 的状态用 bf16 存储，其中二阶矩采用随机舍入",
+}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.ops.fake import real_tensors
 from tightfit.strategies.base import MemoryKind, Result
 from tightfit.strategies.optimizer import OptimizerStrategy
@@ -30,7 +31,7 @@ class AdamW8Bit(OptimizerStrategy):
     name: ClassVar[str] = "adamw-8bit"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "stores AdamW's moments in 8 bits (needs the package bitsandbytes)"
+    summary: ClassVar[Message] = msg("stores AdamW's moments in 8 bits (needs the package bitsandbytes)")
     requires: ClassVar[str | None] = "bitsandbytes"
 
     @classmethod
@@ -46,7 +47,13 @@ class AdamW8Bit(OptimizerStrategy):
 
     def apply(self, parts: Parts) -> Parts:
         if not self.is_available():
-            raise RecipeError(f"'{self.name}' needs the package {self.requires}: pip install {self.requires}.")
+            raise RecipeError(
+                msg(
+                    "'{name}' needs the package {package}: pip install {package}.",
+                    name=self.name,
+                    package=self.requires,
+                )
+            )
         return super().apply(parts)
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
@@ -54,3 +61,11 @@ class AdamW8Bit(OptimizerStrategy):
             self.import_requirements()
             from tightfit.optimizers.adamw_8bit import AdamW8
         return AdamW8(groups, lr=learning_rate)
+
+
+AdamW8Bit.zh = {
+    AdamW8Bit.summary: "AdamW 的状态用 8 位存储（需要 bitsandbytes）",
+    "'{name}' needs the package {package}: pip install {package}.": (
+        "“{name}”需要安装 {package}：pip install {package}。"
+    ),
+}

@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, IntEnum, auto
 from importlib import import_module
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tightfit.compat import PydanticUndefined, field_defaults
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.optional_imports import allow_imports, is_installed
 
 if TYPE_CHECKING:
@@ -110,8 +111,10 @@ class Strategy(ABC):
     """The kinds of memory it reduces."""
     result: ClassVar[Result]
     """What it does to the trained model."""
-    summary: ClassVar[str]
+    summary: ClassVar[Message]
     """One line for plans and the list of strategies, starting with a verb."""
+    zh: ClassVar[Mapping[str, str]] = {}
+    """The Chinese of its summary, and of the errors and notes that only it has; at the end of its file."""
     exclusive: ClassVar[str | None] = None
     """A part that only one strategy of a recipe may set."""
     requires: ClassVar[str | None] = None
@@ -139,7 +142,7 @@ class Strategy(ABC):
         return True
 
     @classmethod
-    def why_not_offered(cls, device: Device) -> str | None:
+    def why_not_offered(cls, device: Device) -> Message | None:
         """Why it is not tried on a device where users would expect it."""
         return None
 
@@ -178,7 +181,14 @@ class Strategy(ABC):
         """Raise RecipeError if a required setting is missing."""
         for key, default in cls.settings().items():
             if default is REQUIRED and key not in values:
-                raise RecipeError(f"'{cls.name}' needs the setting '{key}': write '{cls.example()}'.")
+                raise RecipeError(
+                    msg(
+                        "'{name}' needs the setting '{key}': write '{example}'.",
+                        name=cls.name,
+                        key=key,
+                        example=cls.example(),
+                    )
+                )
 
     @classmethod
     def variants(cls) -> tuple[str, ...]:
@@ -213,5 +223,10 @@ def require_cuda(name: str, device: Device) -> None:
     """Raise RecipeError unless the device is a GPU, whose memory is separate from host memory."""
     if device.kind != "cuda":
         raise RecipeError(
-            f"'{name}' cannot be used on {device.label}: only a GPU has memory separate from host memory. Leave it out."
+            msg(
+                "'{name}' cannot be used on {device}: only a GPU has memory separate from host memory. {suggestion}",
+                name=name,
+                device=device.label,
+                suggestion=msg("Leave it out."),
+            )
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.models import Loading
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts
@@ -33,7 +34,9 @@ class BF16Weights(Strategy):
     name: ClassVar[str] = "bf16-weights"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.WEIGHTS, MemoryKind.GRADIENTS, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "keeps weights, gradients and activations in bf16, with stochastic rounding of the updates"
+    summary: ClassVar[Message] = msg(
+        "keeps weights, gradients and activations in bf16, with stochastic rounding of the updates"
+    )
     exclusive: ClassVar[str | None] = "number format"
     changes: ClassVar[Changes] = Changes.MODEL
 
@@ -51,7 +54,10 @@ class BF16Weights(Strategy):
 
     def apply(self, parts: Parts) -> Parts:
         if not parts.device.bf16:
-            raise RecipeError(f"'{self.name}' cannot be used: {parts.device.label} has no bf16. Leave it out.")
+            device = parts.device.label
+            raise RecipeError(
+                msg("'{name}' cannot be used: {device} has no bf16. Leave it out.", name=self.name, device=device)
+            )
         import torch
 
         for parameter in parts.model.parameters():  # no change, unless the model was built before the recipe was known
@@ -64,3 +70,11 @@ def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate:
     from tightfit.optimizers.stochastic_rounding import StochasticRounding
 
     return StochasticRounding(groups, learning_rate, inner)
+
+
+BF16Weights.zh = {
+    BF16Weights.summary: "权重、梯度和激活值都用 bf16，更新时采用随机舍入",
+    "'{name}' cannot be used: {device} has no bf16. Leave it out.": (
+        "“{name}”无法使用：{device} 不支持 bf16。请去掉它。"
+    ),
+}

@@ -23,6 +23,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.data.batches import RowLimits
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.models import layer_stacks
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints
 from tightfit.strategies.parts import Parts
@@ -37,7 +38,7 @@ class ChunkedLayers(Strategy):
     name: ClassVar[str] = "chunked-layers"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = (
+    summary: ClassVar[Message] = msg(
         "runs each layer in chunks of a few rows, with recomputation; unlike micro-batch, one backward pass per batch"
     )
     exclusive: ClassVar[str | None] = "recomputation"
@@ -70,8 +71,9 @@ class ChunkedLayers(Strategy):
     def apply(self, parts: Parts) -> Parts:
         stacks = layer_stacks(parts.model)
         if not stacks:
+            model = type(parts.model).__name__
             raise RecipeError(
-                f"'{self.name}' finds no layers in {type(parts.model).__name__}: use micro-batch instead."
+                msg("'{name}' finds no layers in {model}: use micro-batch instead.", name=self.name, model=model)
             )
         from tightfit.ops.chunked_layer import chunk_layers
 
@@ -80,3 +82,19 @@ class ChunkedLayers(Strategy):
         batching = replace(parts.batching, chunk_rows=min(self.size, parts.batching.batch_size))
         # Where a frozen encoder runs before training, its chunks are not part of the steps.
         return replace(parts, batching=batching, shrinkable=(limits,) if parts.source.runs_encoder else ())
+
+
+ChunkedLayers.zh = {
+    ChunkedLayers.summary: (
+        "每层都把批次分成小块（每块几条样本）依次计算，反向传播时重新计算；与微批次不同，每个批次只做一次反向传播"
+    ),
+    "'{name}' finds no layers in {model}: use micro-batch instead.": (
+        "“{name}”在 {model} 中找不到层：请改用 micro-batch。"
+    ),
+    "'chunked-layers' cannot be used here: the model changes the hidden states between its layers. Use "
+    "micro-batch instead.": "“chunked-layers”无法用于这个模型：它在层与层之间修改隐藏状态。请改用 micro-batch。",
+    "'chunked-layers' cannot run several layers together: a {layer} returns more than its hidden states. "
+    "Use layers=1.": "“chunked-layers”无法同时计算多层：{layer} 除隐藏状态外还返回其他值。请用 layers=1。",
+    "'chunked-layers' cannot run several layers together: a {layer} gets other arguments than the layer "
+    "before it. Use layers=1.": "“chunked-layers”无法同时计算多层：{layer} 与前一层的参数不同。请用 layers=1。",
+}

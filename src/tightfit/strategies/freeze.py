@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.data.batching import Batching
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, both, msg
 from tightfit.models import embedding_modules, layer_stacks
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints
 from tightfit.strategies.lora import LoraExport
@@ -47,7 +48,7 @@ class Freeze(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS, MemoryKind.OPTIMIZER_STATE, MemoryKind.ACTIVATIONS)
     result: ClassVar[Result] = Result.DIFFERENT
     changes: ClassVar[Changes] = Changes.MODEL
-    summary: ClassVar[str] = "freezes the encoder, its first layers, the embeddings or parameters by name"
+    summary: ClassVar[Message] = msg("freezes the encoder, its first layers, the embeddings or parameters by name")
 
     encoder: bool | None = None
     """Everything but the new head; the default if nothing else is named."""
@@ -77,7 +78,9 @@ class Freeze(Strategy):
 
     def apply(self, parts: Parts) -> Parts:
         if isinstance(parts.export, LoraExport) and not (self.layers or self.embeddings or self.pattern):
-            raise RecipeError(f"'{self.spec}' and 'lora' clash: lora trains matrices inside the frozen part. Keep one.")
+            raise RecipeError(
+                msg("'{spec}' and 'lora' clash: lora trains matrices inside the frozen part. Keep one.", spec=self.spec)
+            )
         frozen = freeze(
             parts.model,
             encoder=self.encoder,
@@ -87,13 +90,17 @@ class Freeze(Strategy):
         )
         feature_cache = self._feature_cache(parts.model)
         if feature_cache is None:
-            return replace(parts, notes=(*parts.notes, f"freeze: {frozen}"))
-        cached = "the encoder runs once over each example, without dropout, and the head trains on its cached outputs"
+            return replace(parts, notes=(*parts.notes, msg("freeze: {frozen}", frozen=frozen)))
+        note = msg(
+            "freeze: {frozen}; the encoder runs once over each example, without dropout, and the head trains on its "
+            "cached outputs",
+            frozen=frozen,
+        )
         return replace(
             parts,
             source=CachedFeatures(feature_cache),
             export=TrainedWeights(),
-            notes=(*parts.notes, f"freeze: {frozen}; {cached}"),
+            notes=(*parts.notes, note),
         )
 
     def _feature_cache(self, model: PreTrainedModel) -> FeatureCache | None:
@@ -161,22 +168,34 @@ def freeze(
     layers: int = 0,
     embeddings: bool | None = None,
     pattern: str = "",
-) -> str:
+) -> Message:
     """Freeze parts of a model in place; returns a sentence on what is frozen and how much still trains."""
     nothing_named = encoder is None and not layers and embeddings is None and not pattern
-    frozen: list[str] = []
+    frozen: list[Message] = []
     if encoder or nothing_named:
         frozen.append(_freeze_encoder(model))
     if layers:
         frozen.append(_freeze_first_layers(model, layers))
     if embeddings or (layers and embeddings is None):
         _freeze_all(p for module in embedding_modules(model) for p in module.parameters())
-        frozen.append("the embeddings")
+        frozen.append(msg("the embeddings"))
     if pattern:
         frozen.append(_freeze_by_name(model, pattern))
     if not frozen:
-        raise RecipeError("'freeze' has nothing to freeze: leave it out, or name layers, embeddings or pattern.")
-    return f"{' and '.join(frozen)} frozen; {_still_trains(model)}"
+        raise RecipeError(msg("'freeze' has nothing to freeze: leave it out, or name layers, embeddings or pattern."))
+    return _frozen_note(model, frozen)
+
+
+def _frozen_note(model: PreTrainedModel, frozen: list[Message]) -> Message:
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if not trainable:
+        raise RecipeError(msg("'freeze' leaves nothing to train: freeze less."))
+    return msg(
+        "{parts} frozen; {trained} of {all} parameters still train",
+        parts=both(*frozen),
+        trained=format_count(trainable),
+        all=format_count(sum(p.numel() for p in model.parameters())),
+    )
 
 
 def frozen_parameters(model: nn.Module) -> list[str]:
@@ -189,35 +208,75 @@ def _freeze_all(parameters: Iterable[nn.Parameter]) -> None:
         parameter.requires_grad = False
 
 
-def _freeze_encoder(model: PreTrainedModel) -> str:
+def _freeze_encoder(model: PreTrainedModel) -> Message:
     if model.base_model is model:
-        raise RecipeError(f"{type(model).__name__} has no separate head: use freeze:layers=... instead.")
+        name = type(model).__name__
+        raise RecipeError(msg("{model} has no separate head: use freeze:layers=... instead.", model=name))
     _freeze_all(model.base_model.parameters())
-    return f"the whole encoder ({type(model.base_model).__name__})"
+    return msg("the whole encoder ({encoder})", encoder=type(model.base_model).__name__)
 
 
-def _freeze_first_layers(model: PreTrainedModel, count: int) -> str:
+def _freeze_first_layers(model: PreTrainedModel, count: int) -> Message:
     stacks = layer_stacks(model)
     available = len(stacks[0]) if stacks else 0
     if count > available:
-        raise RecipeError(f"'freeze:layers={count}' is more than the {available} layers of this model: use fewer.")
+        raise RecipeError(
+            msg(
+                "'freeze:layers={count}' is more than the {available} layers of this model: use fewer.",
+                count=count,
+                available=available,
+            )
+        )
     for layer in list(stacks[0])[:count]:
         _freeze_all(layer.parameters())
-    return f"the first {count} of {available} layers"
+    return msg("the first {count} of {available} layers", count=count, available=available)
 
 
-def _freeze_by_name(model: PreTrainedModel, pattern: str) -> str:
+def _freeze_by_name(model: PreTrainedModel, pattern: str) -> Message:
     matching = [parameter for name, parameter in model.named_parameters() if fnmatch(name, pattern)]
     if not matching:
         example = next(name for name, _ in model.named_parameters())
-        raise RecipeError(f"'freeze:pattern={pattern}' matches no parameter; their names look like '{example}'.")
+        raise RecipeError(
+            msg(
+                "'freeze:pattern={pattern}' matches no parameter; their names look like '{example}'.",
+                pattern=pattern,
+                example=example,
+            )
+        )
     _freeze_all(matching)
-    return f"{len(matching)} parameters matching '{pattern}'"
+    return msg("{count} parameters matching '{pattern}'", count=len(matching), pattern=pattern)
 
 
-def _still_trains(model: nn.Module) -> str:
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if not trainable:
-        raise RecipeError("'freeze' leaves nothing to train: freeze less.")
-    total = sum(p.numel() for p in model.parameters())
-    return f"{format_count(trainable)} of {format_count(total)} parameters still train"
+Freeze.zh = {
+    Freeze.summary: "冻结整个编码器、编码器的前几层、嵌入层，或按名称指定的参数",
+    "'{spec}' and 'lora' clash: lora trains matrices inside the frozen part. Keep one.": (
+        "“{spec}”与“lora”冲突：lora 训练的矩阵位于冻结的部分。请保留一个。"
+    ),
+    "freeze: {frozen}": "freeze：{frozen}",
+    "freeze: {frozen}; the encoder runs once over each example, without dropout, and the head trains on "
+    "its cached outputs": "freeze：{frozen}；编码器对每条样本只计算一次（不用 dropout），分类头用缓存的输出训练",
+    "{parts} frozen; {trained} of {all} parameters still train": (
+        "冻结了{parts}；仍有 {trained} / {all} 个参数参与训练"
+    ),
+    "the embeddings": "嵌入层",
+    "the whole encoder ({encoder})": "整个编码器（{encoder}）",
+    "the first {count} of {available} layers": "前 {count} 层（共 {available} 层）",
+    "{count} parameters matching '{pattern}'": "与“{pattern}”匹配的 {count} 个参数",
+    "'freeze' has nothing to freeze: leave it out, or name layers, embeddings or pattern.": (
+        "“freeze”没有可冻结的内容：请去掉它，或指定 layers、embeddings 或 pattern。"
+    ),
+    "{model} has no separate head: use freeze:layers=... instead.": (
+        "{model} 没有单独的分类头：请改用 freeze:layers=...。"
+    ),
+    "'freeze:layers={count}' is more than the {available} layers of this model: use fewer.": (
+        "“freeze:layers={count}”超过了这个模型的 {available} 层：请减少层数。"
+    ),
+    "'freeze:pattern={pattern}' matches no parameter; their names look like '{example}'.": (
+        "“freeze:pattern={pattern}”没有匹配任何参数；参数名形如“{example}”。"
+    ),
+    "'freeze' leaves nothing to train: freeze less.": "“freeze”之后没有可训练的参数：请减少冻结的部分。",
+    "The encoder's outputs cannot be cached for {head}, whose head reads more than a weighted sum of "
+    "them: use freeze:cache=false.": (
+        "{head} 的分类头读取的不只是编码器输出的加权和，无法缓存：请用 freeze:cache=false。"
+    ),
+}

@@ -15,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.models import layer_stacks
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints
 from tightfit.strategies.parts import Parts
@@ -31,7 +32,7 @@ class GradientCheckpointing(Strategy):
     name: ClassVar[str] = "gradient-checkpointing"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "recomputes each layer's activations in the backward pass instead of storing them"
+    summary: ClassVar[Message] = msg("recomputes each layer's activations in the backward pass instead of storing them")
     exclusive: ClassVar[str | None] = "recomputation"
     changes: ClassVar[Changes] = Changes.GRADIENTS
 
@@ -71,7 +72,8 @@ def _wrap_layers(model: PreTrainedModel, every: int) -> None:
     """For architectures that transformers does not mark as checkpointable (MPNet, ALBERT)."""
     stacks = layer_stacks(model)
     if not stacks:
-        raise RecipeError(f"'gradient-checkpointing' finds no layers in {type(model).__name__}: leave it out.")
+        name = type(model).__name__
+        raise RecipeError(msg("'gradient-checkpointing' finds no layers in {model}: leave it out.", model=name))
     for stack in stacks:
         for layer in list(stack)[::every]:
             layer.forward = _CheckpointedForward(layer, layer.forward)
@@ -89,3 +91,11 @@ class _CheckpointedForward:
         if not self.layer.training:
             return self.forward(*args, **kwargs)
         return checkpoint(partial(self.forward, **kwargs), *args, use_reentrant=False)
+
+
+GradientCheckpointing.zh = {
+    GradientCheckpointing.summary: "不保存每层的中间激活值，反向传播时重新计算（梯度检查点）",
+    "'gradient-checkpointing' finds no layers in {model}: leave it out.": (
+        "“gradient-checkpointing”在 {model} 中找不到层：请去掉它。"
+    ),
+}

@@ -18,6 +18,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.optimizer import OptimizerStrategy
 from tightfit.strategies.parts import Parts
@@ -30,7 +31,7 @@ class LengthBucketing(Strategy):
     name: ClassVar[str] = "length-bucketing"
     frees: ClassVar[tuple[MemoryKind, ...]] = ()
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "puts rows of similar length into the same batch: less padding, less time"
+    summary: ClassVar[Message] = msg("puts rows of similar length into the same batch: less padding, less time")
     changes: ClassVar[Changes] = Changes.BATCH
 
     pool: int = Field(default=50, ge=2)
@@ -47,3 +48,8 @@ class LengthBucketing(Strategy):
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, batching=replace(parts.batching, bucket_batches=self.pool))
+
+
+LengthBucketing.zh = {
+    LengthBucketing.summary: "把长度相近的样本组成同一批（分桶），减少填充（padding），缩短用时",
+}

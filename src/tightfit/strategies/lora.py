@@ -9,7 +9,7 @@ is an ordinary one; with `merge=false` the weights stay unchanged and the adapte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.ops.lora_adapter import LoraAdapter, find_targets, uses_conv1d
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts, trained_weights
@@ -41,7 +42,9 @@ class Lora(Strategy):
     result: ClassVar[Result] = Result.DIFFERENT
     requires: ClassVar[str | None] = "peft"
     changes: ClassVar[Changes] = Changes.MODEL
-    summary: ClassVar[str] = "trains low-rank matrices beside the frozen weights (LoRA) and merges them at the end"
+    summary: ClassVar[Message] = msg(
+        "trains low-rank matrices beside the frozen weights (LoRA) and merges them at the end"
+    )
 
     r: int = Field(default=8, ge=1)
     """The rank of the matrices."""
@@ -68,7 +71,10 @@ class Lora(Strategy):
         model = parts.model
         targets = self._named_targets(model) if self.targets else find_targets(model)
         if not targets or model.base_model is model:
-            raise RecipeError(f"'{self.name}' finds no modules to adapt in {type(model).__name__}: leave it out.")
+            kind = type(model).__name__
+            raise RecipeError(
+                msg("'{name}' finds no modules to adapt in {model}: leave it out.", name=self.name, model=kind)
+            )
         config = LoraConfig(
             r=self.r,
             lora_alpha=self.alpha,
@@ -87,18 +93,29 @@ class Lora(Strategy):
         for name in names:
             if name not in available:
                 some = ", ".join(sorted(name for name in available if name and not name.isdigit())[:12])
-                raise RecipeError(f"'{self.spec}': there is no module '{name}'; this model has {some}, …")
+                raise RecipeError(
+                    msg(
+                        "'{spec}': there is no module '{module}'; this model has {some}, …",
+                        spec=self.spec,
+                        module=name,
+                        some=some,
+                    )
+                )
         return names
 
-    def _notes(self, parts: Parts, targets: list[str]) -> list[str]:
-        trainable = f"{format_count(parts.trainable_parameters)} of {format_count(parts.parameters)} parameters"
-        kinds = sorted({name.rpartition(".")[2] for name in targets})
-        notes = [f"lora: rank {self.r} beside {', '.join(kinds)}; {trainable} train"]
+    def _notes(self, parts: Parts, targets: list[str]) -> Iterator[Message]:
+        yield msg(
+            "lora: rank {rank} beside {modules}; {trained} of {all} parameters train",
+            rank=self.r,
+            modules=sorted({name.rpartition(".")[2] for name in targets}),
+            trained=format_count(parts.trainable_parameters),
+            all=format_count(parts.parameters),
+        )
         if parts.learning_rate < _TYPICAL_LR:
-            notes.append(
-                f"lora: usual learning rates are 1e-4 to 5e-4; with {parts.learning_rate:g} it will train slowly"
+            yield msg(
+                "lora: usual learning rates are 1e-4 to 5e-4; with {rate:g} it will train slowly",
+                rate=parts.learning_rate,
             )
-        return notes
 
 
 class LoraExport:
@@ -114,3 +131,20 @@ class LoraExport:
         if folder is not None and not self.adapter.merge:
             self.adapter.save(folder)
         self.adapter.merge_or_unload()
+
+
+Lora.zh = {
+    Lora.summary: "冻结原权重，训练旁路的低秩矩阵（LoRA），最后合并进权重",
+    "'{name}' finds no modules to adapt in {model}: leave it out.": (
+        "“{name}”在 {model} 中找不到可以适配的模块：请去掉它。"
+    ),
+    "'{spec}': there is no module '{module}'; this model has {some}, …": (
+        "“{spec}”：没有“{module}”这个模块；这个模型有 {some} 等模块"
+    ),
+    "lora: rank {rank} beside {modules}; {trained} of {all} parameters train": (
+        "lora：秩 {rank}，模块 {modules}；{trained} / {all} 个参数参与训练"
+    ),
+    "lora: usual learning rates are 1e-4 to 5e-4; with {rate:g} it will train slowly": (
+        "lora：常用学习率为 1e-4 到 5e-4；用 {rate:g} 会训练得很慢"
+    ),
+}

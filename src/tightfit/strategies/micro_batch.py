@@ -21,6 +21,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts
 
@@ -32,7 +33,7 @@ class MicroBatch(Strategy):
     name: ClassVar[str] = "micro-batch"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = (
+    summary: ClassVar[Message] = msg(
         "splits the batch into micro-batches, by rows or tokens, and accumulates the exact gradient of the whole batch"
     )
     exclusive: ClassVar[str | None] = "micro-batch"
@@ -47,8 +48,11 @@ class MicroBatch(Strategy):
     def check_settings(cls, values: dict[str, Any]) -> None:
         if len(values) != 1:
             raise RecipeError(
-                f"'{cls.name}' needs either the setting 'size' or 'tokens': "
-                f"write '{cls.example()}' or '{cls.name}:tokens=1024'."
+                msg(
+                    "'{name}' needs either the setting 'size' or 'tokens': write '{example}' or '{name}:tokens=1024'.",
+                    name=cls.name,
+                    example=cls.example(),
+                )
             )
 
     @classmethod
@@ -86,3 +90,11 @@ def _halving(batch: int) -> list[int]:
         batch = -(-batch // 2)
         sizes.append(batch)
     return sizes
+
+
+MicroBatch.zh = {
+    MicroBatch.summary: "把批次按样本数（size）或 token 数（tokens）拆成微批次做梯度累积，梯度与整批计算一致",
+    "'{name}' needs either the setting 'size' or 'tokens': write '{example}' or '{name}:tokens=1024'.": (
+        "“{name}”需要参数 size 或 tokens，二者选一：请写成“{example}”或“{name}:tokens=1024”。"
+    ),
+}

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.device import Device
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts, Precision
 
@@ -27,7 +28,9 @@ class MixedPrecision(Strategy):
     name: ClassVar[str] = "mixed-precision"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = "computes in 16 bits (bf16, or fp16 with gradient scaling) and keeps the weights in fp32"
+    summary: ClassVar[Message] = msg(
+        "computes in 16 bits (bf16, or fp16 with gradient scaling) and keeps the weights in fp32"
+    )
     exclusive: ClassVar[str | None] = "number format"
     changes: ClassVar[Changes] = Changes.GRADIENTS
 
@@ -40,14 +43,15 @@ class MixedPrecision(Strategy):
         return (cls(),) if case.device.kind != "cpu" and case.stage < Stage.FEWER_PARAMETERS else ()
 
     @classmethod
-    def why_not_offered(cls, device: Device) -> str | None:
+    def why_not_offered(cls, device: Device) -> Message | None:
         if device.kind != "cpu":
             return None
-        return f"a CPU computes no faster in 16 bits; add --use {cls.name} to try it"
+        return msg("a CPU computes no faster in 16 bits; add --use {name} to try it", name=cls.name)
 
     def apply(self, parts: Parts) -> Parts:
         precision = self.choose(parts.device)
-        note = f"mixed-precision: computing in {precision.value} on {parts.device.label}"
+        dtype, device = precision.value, parts.device.label
+        note = msg("mixed-precision: computing in {dtype} on {device}", dtype=dtype, device=device)
         return replace(parts, precision=precision, notes=(*parts.notes, note))
 
     def choose(self, device: Device) -> Precision:
@@ -56,12 +60,33 @@ class MixedPrecision(Strategy):
             return Precision.BF16
         if self.dtype != "bf16" and device.fp16:
             return Precision.FP16
-        missing = "neither bf16 nor fp16" if self.dtype == "auto" else f"no {self.dtype}"
-        raise RecipeError(f"'{self.spec}' cannot be used: {device.label} has {missing}. {self._suggestion(device)}")
+        raise RecipeError(self._missing(device))
 
-    def _suggestion(self, device: Device) -> str:
+    def _missing(self, device: Device) -> Message:
+        values = {"spec": self.spec, "device": device.label, "suggestion": self._suggestion(device)}
+        if self.dtype == "auto":
+            return msg("'{spec}' cannot be used: {device} has neither bf16 nor fp16. {suggestion}", **values)
+        return msg("'{spec}' cannot be used: {device} has no {dtype}. {suggestion}", **values, dtype=self.dtype)
+
+    def _suggestion(self, device: Device) -> Message:
         if self.dtype == "fp16" and device.bf16:
-            return "Use mixed-precision:dtype=bf16."
+            return msg("Use mixed-precision:dtype={dtype}.", dtype="bf16")
         if self.dtype == "bf16" and device.fp16:
-            return "Use mixed-precision:dtype=fp16."
-        return "Leave it out."
+            return msg("Use mixed-precision:dtype={dtype}.", dtype="fp16")
+        return msg("Leave it out.")
+
+
+MixedPrecision.zh = {
+    MixedPrecision.summary: "用 16 位精度计算（bf16，或配合 loss scaling 的 fp16），权重仍为 fp32",
+    "a CPU computes no faster in 16 bits; add --use {name} to try it": (
+        "CPU 用 16 位计算并不更快；要尝试请加 --use {name}"
+    ),
+    "mixed-precision: computing in {dtype} on {device}": "mixed-precision：在 {device} 上用 {dtype} 计算",
+    "'{spec}' cannot be used: {device} has neither bf16 nor fp16. {suggestion}": (
+        "“{spec}”无法使用：{device} 既不支持 bf16，也不支持 fp16。{suggestion}"
+    ),
+    "'{spec}' cannot be used: {device} has no {dtype}. {suggestion}": (
+        "“{spec}”无法使用：{device} 不支持 {dtype}。{suggestion}"
+    ),
+    "Use mixed-precision:dtype={dtype}.": "请用 mixed-precision:dtype={dtype}。",
+}

@@ -15,6 +15,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy, TraceHints, require_cuda
 from tightfit.strategies.chunked_layers import ChunkedLayers
 from tightfit.strategies.offload_optimizer import OffloadOptimizer
@@ -28,7 +29,9 @@ class OffloadActivations(Strategy):
     name: ClassVar[str] = "offload-activations"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = "keeps activations in host memory instead of GPU memory until the backward pass needs them"
+    summary: ClassVar[Message] = msg(
+        "keeps activations in host memory instead of GPU memory until the backward pass needs them"
+    )
     changes: ClassVar[Changes] = Changes.GRADIENTS
 
     smallest: int = Field(default=256, ge=0)
@@ -53,3 +56,8 @@ class OffloadActivations(Strategy):
 
         offload_saved_tensors(parts.model, self.smallest << 10)
         return parts
+
+
+OffloadActivations.zh = {
+    OffloadActivations.summary: "把激活值卸载（offload）到主机内存，反向传播用到时再取回，不占显存",
+}

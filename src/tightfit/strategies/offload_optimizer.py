@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import OPTIMIZER, Case, Changes, MemoryKind, Result, Stage, Strategy, require_cuda
 from tightfit.strategies.parts import Parts
 
@@ -30,7 +31,7 @@ class OffloadOptimizer(Strategy):
     name: ClassVar[str] = "offload-optimizer"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.OPTIMIZER_STATE,)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = (
+    summary: ClassVar[Message] = msg(
         "keeps the optimizer state in host memory instead of GPU memory and updates the weights on the CPU"
     )
     changes: ClassVar[Changes] = Changes.STEP
@@ -56,3 +57,8 @@ def _build(inner: OptimizerFactory, groups: list[dict[str, Any]], learning_rate:
     from tightfit.optimizers.cpu_offload import CPUOffload
 
     return CPUOffload(groups, learning_rate, inner)
+
+
+OffloadOptimizer.zh = {
+    OffloadOptimizer.summary: "把优化器状态卸载（offload）到主机内存，不占显存；在 CPU 上更新权重",
+}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic.dataclasses import dataclass
 
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import OPTIMIZER, Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.length_bucketing import LengthBucketing
 from tightfit.strategies.parts import Parts, Precision
@@ -35,7 +36,7 @@ class OptimizerInBackward(Strategy):
     name: ClassVar[str] = "optimizer-in-backward"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.GRADIENTS,)
     result: ClassVar[Result] = Result.CLOSE
-    summary: ClassVar[str] = (
+    summary: ClassVar[Message] = msg(
         "updates each parameter inside the backward pass and frees its gradient; clips by a running gradient norm"
     )
     changes: ClassVar[Changes] = Changes.GRADIENTS | Changes.STEP
@@ -66,13 +67,22 @@ class OptimizerInBackward(Strategy):
         rows, batch_size = parts.step_batching.micro_batch_rows, parts.batching.batch_size
         if rows < batch_size:
             raise RecipeError(
-                f"'{self.name}' and 'micro-batch' clash: a step would need {-(-batch_size // rows)} backward passes. "
-                f"Use chunked-layers:size={rows} instead of micro-batch."
+                msg(
+                    "'{name}' and 'micro-batch' clash: a step would need {count} backward passes. "
+                    "Use chunked-layers:size={rows} instead of micro-batch.",
+                    name=self.name,
+                    count=-(-batch_size // rows),
+                    rows=rows,
+                )
             )
         if parts.precision is Precision.FP16:
             raise RecipeError(
-                f"'{self.name}' and 'mixed-precision' in fp16 clash: the gradient scaler needs all gradients before "
-                f"any parameter is updated. {_with_bf16(parts)}"
+                msg(
+                    "'{name}' and 'mixed-precision' in fp16 clash: the gradient scaler needs all gradients before any "
+                    "parameter is updated. {suggestion}",
+                    name=self.name,
+                    suggestion=_with_bf16(parts),
+                )
             )
         return replace(parts, stepping=InBackward())
 
@@ -88,7 +98,25 @@ class InBackward:
         optimizer_in_backward(optimizer, max_grad_norm)
 
 
-def _with_bf16(parts: Parts) -> str:
+def _with_bf16(parts: Parts) -> Message:
     if parts.device.bf16:
-        return "Use mixed-precision:dtype=bf16."
-    return f"With bf16 they can be combined, but {parts.device.label} does not support it."
+        return msg("Use mixed-precision:dtype={dtype}.", dtype="bf16")
+    return msg("With bf16 they can be combined, but {device} does not support it.", device=parts.device.label)
+
+
+OptimizerInBackward.zh = {
+    OptimizerInBackward.summary: (
+        "在反向传播过程中更新每个参数并立即释放其梯度；梯度裁剪按估计的全局范数进行（尚未算出的部分沿用上一步的值）"
+    ),
+    "'{name}' and 'micro-batch' clash: a step would need {count} backward passes. Use "
+    "chunked-layers:size={rows} instead of micro-batch.": (
+        "“{name}”与“micro-batch”冲突：每步需要 {count} 次反向传播。请把 micro-batch 换成 chunked-layers:size={rows}。"
+    ),
+    "'{name}' and 'mixed-precision' in fp16 clash: the gradient scaler needs all gradients before any "
+    "parameter is updated. {suggestion}": (
+        "“{name}”与 fp16 的“mixed-precision”冲突：梯度缩放器（GradScaler）要等全部梯度算完才能更新参数。{suggestion}"
+    ),
+    "With bf16 they can be combined, but {device} does not support it.": (
+        "用 bf16 时二者可以组合，但 {device} 不支持 bf16。"
+    ),
+}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightfit.data.batches import RowLimits
 from tightfit.data.batching import Batching
 from tightfit.device import Device
+from tightfit.messages import Message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,7 +153,7 @@ class Parts:
     export: Export = field(default_factory=WholeModel)
     shrinkable: tuple[RowLimits, ...] = ()
     """Limits that a run may lower after an out-of-memory error, before it lowers those of micro-batches."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Message, ...] = ()
     """What the strategies report to the user."""
 
     @property

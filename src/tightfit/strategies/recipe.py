@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tightfit.errors import RecipeError, suggest
+from tightfit.errors import RecipeError, suggest, why_invalid
+from tightfit.messages import Message, msg
+from tightfit.messages import name as name_of
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import OPTIMIZER, Changes, Result, Strategy, TraceHints
 
@@ -36,6 +38,11 @@ class Recipe:
     def specs(self) -> list[str]:
         """The recipe as a list of specs."""
         return [strategy.spec for strategy in self.strategies]
+
+    @property
+    def title(self) -> str:
+        """The specs as one text; `baseline` if there are none."""
+        return " ".join(self.specs) or msg("baseline")
 
     def import_requirements(self) -> None:
         """Import the installed packages that its strategies require, since they add to the process size."""
@@ -90,7 +97,7 @@ def parse_strategy(spec: str) -> Strategy:
     """Parse one spec, `name:key=value,key=value`."""
     name, _, settings = spec.strip().partition(":")
     if name not in STRATEGIES:
-        raise RecipeError(f"There is no strategy '{name}': {_correction(spec)}")
+        raise RecipeError(msg("There is no strategy '{name}': {suggestion}", name=name, suggestion=_correction(spec)))
     kind = STRATEGIES[name]
     values = dict(_setting(kind, item) for item in settings.split(",") if item)
     kind.check_settings(values)
@@ -99,7 +106,7 @@ def parse_strategy(spec: str) -> Strategy:
     except ValidationError as error:
         first = error.errors()[0]
         value = f"{name}:{first['loc'][0]}={first['input']}"
-        raise RecipeError(f"'{value}' is not valid: {first['msg'].lower()}.") from None
+        raise RecipeError(msg("'{value}' is not valid: {reason}.", value=value, reason=why_invalid(first))) from None
 
 
 _HABITS = {
@@ -129,23 +136,30 @@ def corrected_spec(spec: str) -> str | None:
     return _HABITS.get(name)
 
 
-def _correction(spec: str) -> str:
+def _correction(spec: str) -> Message:
     """The end of an error message: the corrected spec, ready to paste, or the nearest name and all names."""
     corrected = corrected_spec(spec)
-    return f"did you mean --use {corrected}?" if corrected else suggest(spec.strip().partition(":")[0], STRATEGIES)
+    if corrected:
+        return msg("did you mean --use {spec}?", spec=corrected)
+    return suggest(spec.strip().partition(":")[0], STRATEGIES)
 
 
 def _setting(kind: type[Strategy], item: str) -> tuple[str, str]:
     key, equals, value = (part.strip() for part in item.partition("="))
     known = list(kind.settings())
     if not known:
-        raise RecipeError(f"'{kind.name}' has no settings: write just '{kind.name}'.")
+        raise RecipeError(msg("'{name}' has no settings: write just '{name}'.", name=kind.name))
+    written = f"{kind.name}:{item}"
     if not equals and len(known) == 1 and key not in known:
-        raise RecipeError(f"'{kind.name}:{item}' does not name the setting: write '{kind.name}:{known[0]}={item}'.")
+        meant = f"{kind.name}:{known[0]}={item}"
+        raise RecipeError(msg("'{spec}' does not name the setting: write '{meant}'.", spec=written, meant=meant))
     if key not in known:
-        raise RecipeError(f"'{kind.name}' has no setting '{key}': {suggest(key, known)}")
+        hint = suggest(key, known)
+        raise RecipeError(
+            msg("'{name}' has no setting '{key}': {suggestion}", name=kind.name, key=key, suggestion=hint)
+        )
     if not equals or not value:
-        raise RecipeError(f"'{kind.name}:{item}' has no value: write '{kind.name}:{key}=...'.")
+        raise RecipeError(msg("'{spec}' has no value: write '{meant}'.", spec=written, meant=f"{kind.name}:{key}=..."))
     return key, value
 
 
@@ -153,8 +167,19 @@ def _check_clashes(strategies: list[Strategy]) -> None:
     for i, first in enumerate(strategies):
         for second in strategies[i + 1 :]:
             if first.name == second.name:
-                raise RecipeError(f"'{first.spec}' and '{second.spec}' are the same strategy twice: keep one.")
+                raise RecipeError(
+                    msg(
+                        "'{first}' and '{second}' are the same strategy twice: keep one.",
+                        first=first.spec,
+                        second=second.spec,
+                    )
+                )
             if first.exclusive and first.exclusive == second.exclusive:
                 raise RecipeError(
-                    f"'{first.spec}' and '{second.spec}' clash: both set the {first.exclusive}. Keep one."
+                    msg(
+                        "'{first}' and '{second}' clash: both set the {part}. Keep one.",
+                        first=first.spec,
+                        second=second.spec,
+                        part=name_of(first.exclusive),
+                    )
                 )

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from tightfit.compat import can_change_attention
 from tightfit.errors import RecipeError
+from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts
 
@@ -30,7 +31,7 @@ class TiledAttention(Strategy):
     name: ClassVar[str] = "tiled-attention"
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS, MemoryKind.TEMPORARY)
     result: ClassVar[Result] = Result.SAME
-    summary: ClassVar[str] = (
+    summary: ClassVar[Message] = msg(
         "computes attention in cache-sized tiles, with faster dropout (CPU), or with the fused kernel (GPU)"
     )
     changes: ClassVar[Changes] = Changes.GRADIENTS
@@ -44,7 +45,11 @@ class TiledAttention(Strategy):
     def apply(self, parts: Parts) -> Parts:
         if not can_change_attention(parts.model):
             raise RecipeError(
-                f"'{self.name}' finds no attention in {type(parts.model).__name__} that can be replaced: leave it out."
+                msg(
+                    "'{name}' finds no attention in {model} that can be replaced: leave it out.",
+                    name=self.name,
+                    model=type(parts.model).__name__,
+                )
             )
         if parts.device.kind != "cpu":
             parts.model.set_attn_implementation("sdpa")
@@ -68,3 +73,11 @@ def _dropout(module: Any, values: torch.Tensor) -> torch.Tensor:
     from tightfit.ops.dropout import dropout
 
     return dropout(values, module.p) if module.training and 0 < module.p < 1 else values
+
+
+TiledAttention.zh = {
+    TiledAttention.summary: "CPU 上按缓存大小分块计算注意力，dropout 也更快；GPU 上用 fused kernel（融合算子）",
+    "'{name}' finds no attention in {model} that can be replaced: leave it out.": (
+        "“{name}”在 {model} 中找不到可以替换的注意力：请去掉它。"
+    ),
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tightfit.errors import BadInput, suggest
+from tightfit.messages import msg
 from tightfit.tasks.base import Task
 from tightfit.tasks.text_classification import TextClassification
 from tightfit.tasks.text_regression import TextRegression
@@ -15,5 +16,5 @@ TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 def find_task(name: str) -> Task:
     """The task with this name."""
     if name not in TASKS:
-        raise BadInput(f"There is no task '{name}': {suggest(name, TASKS)}")
+        raise BadInput(msg("There is no task '{name}': {suggestion}", name=name, suggestion=suggest(name, TASKS)))
     return TASKS[name]

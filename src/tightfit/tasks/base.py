@@ -21,6 +21,7 @@ from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
 from tightfit.data.tokens import RowBatch, Tokens, encode_texts, text_lengths, tokenize
+from tightfit.messages import Message, msg
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
@@ -36,7 +37,7 @@ class Metric:
 
     name: str
     """Its name in `compute_metrics`."""
-    title: str
+    title: Message
     """Its name in reports."""
     greater_is_better: bool = True
 
@@ -46,7 +47,7 @@ class Metric:
         return f"eval_{self.name}"
 
 
-LOSS = Metric("loss", "loss", greater_is_better=False)
+LOSS = Metric("loss", msg("loss"), greater_is_better=False)
 """The metric that every task has."""
 
 
@@ -103,11 +104,11 @@ class Task(ABC):
 
     name: ClassVar[str]
     """The name on the command line."""
-    summary: ClassVar[str]
+    summary: ClassVar[Message]
     """One line for the list of tasks."""
     column_names: ClassVar[ColumnNames]
     """The usual names of its columns."""
-    no_label: ClassVar[str] = "has no labels"
+    no_label: ClassVar[Message] = msg("has no labels")
     """What is wrong with a label column that no row can be used with, after "the column 'x'"."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """The metrics of `compute_metrics`, the one that chooses the best checkpoint first; none if the loss does."""
@@ -117,19 +118,21 @@ class Task(ABC):
     """peft's name for it."""
     pipeline: ClassVar[str]
     """The pipeline of transformers, which is also the task's name on the hub."""
-    learned: ClassVar[str]
-    """What the model learned, in reports; `{labels}` stands for the label names."""
-    example: ClassVar[str] = "a text"
+    example: ClassVar[Message] = msg("a text")
     """What a user would give it, in reports."""
     script: ClassVar[Script | None] = None
     """Its part of an exported script; None if the script has to call tightfit."""
-    zh: ClassVar[Mapping[str, str]]
-    """The texts above, and those of its metrics, in Chinese."""
+    zh: ClassVar[Mapping[str, str]] = {}
+    """The Chinese of its messages: of the texts above, its metrics, errors and notes; at the end of its file."""
 
     @property
     def best(self) -> Metric:
         """The metric that chooses the best checkpoint."""
         return (*self.metrics, LOSS)[0]
+
+    @abstractmethod
+    def learned(self, labels: Sequence[str]) -> Message:
+        """What the model learned, in reports."""
 
     def measured(self, metrics: Mapping[str, float]) -> list[tuple[Metric, float]]:
         """Its metrics and the loss with their values in a record, as far as they were measured."""
@@ -149,13 +152,13 @@ class Task(ABC):
         """The class of each row, for a split that has the same share of each; None if a row has not one class."""
         return None
 
-    def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[str, ...]]:
+    def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[Message, ...]]:
         """The rows that a model with these labels can be scored on, and notes about the others."""
         return rows, ()
 
-    def describe(self, columns: Columns, labels: Labels) -> str:
+    def describe(self, columns: Columns, labels: Labels) -> Message:
         """Which columns are read, and what for."""
-        return "text from " + " + ".join(f"'{column}'" for column in columns.text)
+        return msg("text from {columns}", columns=" + ".join(f"'{column}'" for column in columns.text))
 
     @abstractmethod
     def rows_of(self, texts: Sequence[tuple[str, ...]]) -> RowFile:
@@ -233,7 +236,7 @@ _SINGLE = (
 )  # fmt: skip
 TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (*_PAIRS, *((name,) for name in _SINGLE))
 """The usual names of text columns: pairs, then single ones."""
-NO_LABEL = Flaw("without a label dropped", dropped=True)
+NO_LABEL = Flaw(msg("without a label dropped"), dropped=True)
 
 
 class TextTask(Task):

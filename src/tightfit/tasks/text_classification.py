@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,8 +14,9 @@ import numpy as np
 from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile
-from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, format_lines
+from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
 from tightfit.errors import DataError
+from tightfit.messages import Message, in_sequence, msg
 from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _LABEL_COLUMNS = (
     "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
 )  # fmt: skip
-_BAD_LABEL = Flaw("whose label is a list, an object or bytes dropped", dropped=True)
+_BAD_LABEL = Flaw(msg("whose label is a list, an object or bytes dropped"), dropped=True)
 _LABELS_LISTED = 6
 
 
@@ -46,18 +47,10 @@ class TextClassification(TextTask):
     """One label for a text or a pair of texts."""
 
     name: ClassVar[str] = "text-classification"
-    summary: ClassVar[str] = "one label for a text or a pair of texts"
+    summary: ClassVar[Message] = msg("one label for a text or a pair of texts")
     column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", "F1"), Metric("accuracy", "accuracy"))
-    learned: ClassVar[str] = "labels: {labels}"
-    example: ClassVar[str] = "a text to classify"
-    zh: ClassVar[Mapping[str, str]] = {
-        "one label for a text or a pair of texts": "给一段文本或一对文本标一个类别",
-        "F1": "F1",
-        "accuracy": "准确率",
-        "labels: {labels}": "标签：{labels}",
-        "a text to classify": "要分类的文本",
-    }
+    metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", msg("F1")), Metric("accuracy", msg("accuracy")))
+    example: ClassVar[Message] = msg("a text to classify")
     script: ClassVar[Script | None] = Script(
         imports="from sklearn.metrics import accuracy_score, f1_score",
         head="AutoModelForSequenceClassification",
@@ -79,6 +72,9 @@ def compute_metrics(output):
 """,
     )
 
+    def learned(self, labels: Sequence[str]) -> Message:
+        return msg("labels: {labels}", labels=labels)
+
     def read_label(self, value: Any) -> tuple[str, Flaws]:
         """A label as text: 1, 1.0 and "1.0" are the same label, and NaN is no label."""
         if isinstance(value, float) and math.isnan(value):
@@ -93,8 +89,12 @@ def compute_metrics(output):
         counts = Counter(rows.dataset["label"])
         if len(counts) == 1:
             raise DataError(
-                f"{rows.name}: all {len(rows):,} rows have the label '{next(iter(counts))}': "
-                "classification needs at least two labels."
+                msg(
+                    "{name}: all {rows:,} rows have the label '{label}': classification needs at least two labels.",
+                    name=rows.name,
+                    rows=len(rows),
+                    label=next(iter(counts)),
+                )
             )
         if will_be_split:
             _check_single_rows(rows, counts)
@@ -103,23 +103,29 @@ def compute_metrics(output):
     def strata(self, rows: RowFile) -> Sequence[object]:
         return rows["label"]
 
-    def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[str, ...]]:
+    def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[Message, ...]]:
         """Without the rows whose label is not in the training data: the model cannot predict them."""
         known = set(labels.names)
         unknown = [label not in known for label in rows["label"]]
         if not any(unknown):
             return rows, ()
         if all(unknown):
-            raise DataError(f"{name} has none of the labels of the training data: {', '.join(labels.names)}.")
+            raise DataError(
+                msg("{name} has none of the labels of the training data: {labels}.", name=name, labels=labels.names)
+            )
         lines = np.array(rows["line"])[unknown].tolist()
-        rest = f"row{'s' if len(lines) > 1 else ''} with labels unknown to the model dropped ({format_lines(lines)})"
-        note = f"{name}: {len(lines):,} {rest}"
+        note = flaw_note(name, msg("with labels unknown to the model dropped"), lines)
         return rows.select(np.flatnonzero(np.logical_not(unknown))), (note,)
 
-    def describe(self, columns: Columns, labels: Labels) -> str:
-        names = ", ".join(labels.names[:_LABELS_LISTED]) + (", …" if len(labels.names) > _LABELS_LISTED else "")
-        text = super().describe(columns, labels)
-        return f"{text}, {len(labels.names)} labels from '{columns.label[0]}' ({names})"
+    def describe(self, columns: Columns, labels: Labels) -> Message:
+        more = ["…"] if len(labels.names) > _LABELS_LISTED else []
+        return msg(
+            "{text}, {count} labels from '{column}' ({names})",
+            text=super().describe(columns, labels),
+            count=len(labels.names),
+            column=columns.label[0],
+            names=[*labels.names[:_LABELS_LISTED], *more],
+        )
 
     def encode_labels(self, values: list[Any], labels: Labels) -> list[int]:
         ids = labels.ids
@@ -153,12 +159,16 @@ def _check_single_rows(rows: Rows, counts: Counter[str]) -> None:
     if not single:
         return
     line = rows.dataset["line"][rows.dataset["label"].index(single[0])]
-    more = f" (and {len(single) - 1:,} more)" if len(single) > 1 else ""
-    hint = " Is it the right column?" if len(single) > len(rows) / 10 else ""
-    raise DataError(
-        f"{rows.name}: the label '{single[0]}'{more} appears only once, on line {line}: "
-        f"add rows, remove it, or give --validation a file of its own.{hint}"
+    problem = msg(
+        "{name}: the label '{label}'{more} appears only once, on line {line}: "
+        "add rows, remove it, or give --validation a file of its own.",
+        name=rows.name,
+        label=single[0],
+        more=msg(" (and {count:,} more)", count=len(single) - 1) if len(single) > 1 else "",
+        line=line,
     )
+    unlikely = len(single) > len(rows) / 10
+    raise DataError(in_sequence(problem, msg("Is it the right column?")) if unlikely else problem)
 
 
 def _sort_key(label: str) -> tuple[int, float, str]:
@@ -176,3 +186,26 @@ def _f1_by_label(truth: Any, predicted: Any) -> dict[int, float]:
 
 def _f1(truth: Any, predicted: Any) -> float:
     return float(2 * (truth & predicted).sum() / (truth.sum() + predicted.sum()))
+
+
+TextClassification.zh = {
+    TextClassification.summary: "给一段文本或一对文本标一个类别",
+    "F1": "F1",
+    "accuracy": "准确率",
+    "labels: {labels}": "标签：{labels}",
+    "a text to classify": "要分类的文本",
+    "whose label is a list, an object or bytes dropped": "的标签是列表、对象或字节串，已丢弃",
+    "with labels unknown to the model dropped": "的标签不在训练数据中，已丢弃",
+    "{name}: all {rows:,} rows have the label '{label}': classification needs at least two labels.": (
+        "{name}：全部 {rows:,} 条样本的标签都是“{label}”：分类至少需要两个标签。"
+    ),
+    "{name} has none of the labels of the training data: {labels}.": "{name} 中没有训练数据的任何标签：{labels}。",
+    "{text}, {count} labels from '{column}' ({names})": "{text}，标签列 '{column}' 有 {count} 个标签（{names}）",
+    "{name}: the label '{label}'{more} appears only once, on line {line}: "
+    "add rows, remove it, or give --validation a file of its own.": (
+        "{name}：标签“{label}”{more}只出现一次，在第 {line} 行："
+        "请添加样本、删除它，或用 --validation 单独指定验证文件。"
+    ),
+    " (and {count:,} more)": "（还有 {count:,} 个）",
+    "Is it the right column?": "这一列是标签列吗？",
+}

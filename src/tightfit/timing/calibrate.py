@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from tightfit.files import atomic_write
+from tightfit.messages import Message, as_data, from_data, msg
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
 from tightfit.system import tuned_malloc
 from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, time_runs
@@ -27,11 +28,7 @@ _HEAD = 64
 SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: rows, tokens, width
 
 _VERSION = 11
-_BUSY = "the machine is busy, so times are estimated for one core; plan again when it is idle"
-_CONTENDED = (
-    "other processes used {:.0%} of the CPU during calibration, so estimated times are too long; "
-    "a plan made more than ten minutes later calibrates again"
-)
+_BUSY = msg("the machine is busy, so times are estimated for one core; plan again when it is idle")
 _MAX_SHARE = 0.05
 _CACHE_TTL = 600  # seconds for which contended rates are reused, so that a second plan or a training run need not wait
 _MAX_TRIALS = 3  # of two seconds each
@@ -120,7 +117,7 @@ def _measure(idle: bool, load: CpuShare) -> Rates:
     if rates is None:
         return replace(calibrate_on_one_core(), warning=_BUSY)
     if (share := load.others) > _MAX_SHARE:
-        rates = replace(rates, warning=_CONTENDED.format(share))
+        rates = replace(rates, warning=_contended(share))
     _save_cache(rates)
     return rates
 
@@ -180,6 +177,14 @@ def _processor_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
+def _contended(share: float) -> Message:
+    return msg(
+        "other processes used {share:.0%} of the CPU during calibration, so estimated times are too long; "
+        "a plan made more than ten minutes later calibrates again",
+        share=share,
+    )
+
+
 def _cache_file() -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return home / "tightfit" / "rates.json"
@@ -188,7 +193,7 @@ def _cache_file() -> Path:
 def _load_cache() -> Rates | None:
     """None if there is no valid cache for this machine, or its contended rates have expired."""
     try:
-        cached = json.loads(_cache_file().read_text("utf-8"))
+        cached = json.loads(_cache_file().read_text("utf-8"), object_hook=from_data)
         rates = Rates(**cached["rates"])
         return rates if _is_valid(rates, cached["created_at"]) and cached["machine"] == _machine() else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -204,7 +209,7 @@ def _save_cache(rates: Rates) -> None:
     file = _cache_file()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = {"machine": _machine(), "created_at": time.time(), "rates": asdict(rates)}
+        content = {"machine": _machine(), "created_at": time.time(), "rates": as_data(asdict(rates))}
         atomic_write(file, json.dumps(content))
     except OSError:
         pass  # calibrated again next time

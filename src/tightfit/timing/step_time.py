@@ -11,6 +11,7 @@ import numpy as np
 from tightfit.data.batching import BatchShape
 from tightfit.device import GPUS, Device
 from tightfit.gpus import APPLE, GPU, NVIDIA, find_gpu_family
+from tightfit.messages import Message, msg
 from tightfit.ops.offload import HOST_WORK, TRANSFER
 from tightfit.simulation.job_simulation import TracedRecipe
 from tightfit.simulation.op_counts import (
@@ -43,7 +44,7 @@ class Rates:
     """Seconds per parameter of each optimizer; one that is not listed is estimated from its ops."""
     async_launch: bool = False
     """Whether kernels are launched asynchronously, as on a GPU: then the longer of launch and work counts."""
-    warning: str | None = None
+    warning: Message | None = None
     """Why the rates may be inaccurate."""
 
     def scaled(self, factor: float, call_overhead: float) -> Rates:
@@ -138,7 +139,6 @@ def _step_section(parts: Parts) -> int:
 _MATMUL_EFFICIENCY, _BANDWIDTH_EFFICIENCY = 0.55, 0.75
 _PCIE = 12e9  # bytes per second between a GPU and pinned memory, PCIe 3.0 x16
 _HOST = 10e9  # bytes per second of elementwise work on the host's CPU
-_UNKNOWN = "the speed of {} is not listed, so times are those of {}, which has about as much memory"
 _LAUNCH_OVERHEAD = 8e-6  # seconds: Python, autograd and the driver, for one kernel
 
 
@@ -155,8 +155,12 @@ def gpu_rates(device: Device) -> Rates:
     # A copy op counts its bytes three times: source, destination and return value.
     for kind, speed in ((TRANSFER, 3 * _PCIE * _BANDWIDTH_EFFICIENCY), (HOST_WORK, _HOST)):
         curves[kind] = [(1.0, 1 / speed), (2.0, 1 / speed)]
-    warning = None if listed else _UNKNOWN.format(device.label, gpu.family)
-    return Rates(curves, _LAUNCH_OVERHEAD, {}, async_launch=True, warning=warning)
+    warning = msg(
+        "the speed of {device} is not listed, so times are those of {gpu}, which has about as much memory",
+        device=device.label,
+        gpu=gpu.family,
+    )
+    return Rates(curves, _LAUNCH_OVERHEAD, {}, async_launch=True, warning=None if listed else warning)
 
 
 def _nearest(device: Device) -> GPU:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tightfit.engine.step import restore
 from tightfit.errors import OutputError, SaveFailed, first_line, is_out_of_memory
 from tightfit.files import atomic_dir, atomic_remove, chunks_of
+from tightfit.messages import Message, msg
 from tightfit.runs.folder import MANIFEST, checkpoints_in, latest_checkpoint, step_of
 from tightfit.units import format_bytes
 
@@ -28,7 +29,8 @@ def writing_checkpoint(folder: Path, step: int, needed: int) -> Iterator[Path]:
     target = folder / f"checkpoint-{step}"
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise _failed(target, f"it needs {format_bytes(needed)} and {format_bytes(free)} are free")
+        sizes = {"needed": format_bytes(needed), "free": format_bytes(free)}
+        raise _failed(target, msg("it needs {needed} and {free} are free", **sizes))
     with as_save_failed(target), atomic_dir(target) as tmp:
         yield tmp
 
@@ -46,12 +48,17 @@ def as_save_failed(target: Path) -> Iterator[None]:
         raise _failed(target, first_line(error)) from error
 
 
-def _failed(target: Path, reason: str) -> SaveFailed:
+def _failed(target: Path, reason: Message) -> SaveFailed:
     last = latest_checkpoint(target.parent)
-    kept = f"the last checkpoint is {last}" if last else "there is no earlier checkpoint"
+    kept = msg("the last checkpoint is {last}", last=last) if last else msg("there is no earlier checkpoint")
     return SaveFailed(
-        f"'{target}' could not be written ({reason}), so the run stopped; {kept}. "
-        "Free some disk space and continue with train --resume."
+        msg(
+            "'{target}' could not be written ({reason}), so the run stopped; {kept}. "
+            "Free some disk space and continue with train --resume.",
+            target=target,
+            reason=reason,
+            kept=kept,
+        )
     )
 
 
@@ -72,33 +79,37 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
     return content if valid else {}
 
 
-def latest_valid_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def latest_valid_checkpoint(folder: Path) -> tuple[Path | None, list[Message]]:
     """The last checkpoint that is not damaged, and a note about each later one that is."""
-    notes: list[str] = []
+    notes: list[Message] = []
     for checkpoint in sorted(checkpoints_in(folder), key=step_of, reverse=True):
         damage = find_corruption(checkpoint)
         if damage is None:
             return checkpoint, notes
-        notes.append(f"{checkpoint} is skipped: {damage}")
+        notes.append(msg("{checkpoint} is skipped: {damage}", checkpoint=checkpoint, damage=damage))
     if notes:
         raise OutputError(
-            f"Every checkpoint in '{folder}' is damaged ({damage}): start another run with another --out."
+            msg(
+                "Every checkpoint in '{folder}' is damaged ({damage}): start another run with another --out.",
+                folder=folder,
+                damage=damage,
+            )
         )
     return None, notes
 
 
-def find_corruption(checkpoint: Path) -> str | None:
+def find_corruption(checkpoint: Path) -> Message | None:
     """The first problem with the files of a checkpoint; None if they are as written."""
     files = read_manifest(checkpoint).get("files")
     if not isinstance(files, dict) or not files:
-        return f"{MANIFEST} cannot be read"
+        return msg("{file} cannot be read", file=MANIFEST)
     for name, digest in files.items():
         path = checkpoint / Path(name).name
         try:
             if digest != _digest(path):
-                return f"{path.name} is damaged"
+                return msg("{file} is damaged", file=path.name)
         except (OSError, ValueError):  # ValueError: not a valid file name
-            return f"{path.name} cannot be read"
+            return msg("{file} cannot be read", file=path.name)
     return None
 
 
@@ -111,8 +122,12 @@ def as_load_error(checkpoint: str | Path | None) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         raise OutputError(
-            f"'{checkpoint}' is not a checkpoint that can be loaded safely ({type(error).__name__}): "
-            "remove it, or start another run with another --out."
+            msg(
+                "'{checkpoint}' is not a checkpoint that can be loaded safely ({error}): "
+                "remove it, or start another run with another --out.",
+                checkpoint=checkpoint,
+                error=type(error).__name__,
+            )
         ) from error
 
 

@@ -16,6 +16,7 @@ from mmap import PAGESIZE
 
 from tightfit import system
 from tightfit.device import Device
+from tightfit.messages import Message, msg
 from tightfit.system import proc_status
 from tightfit.units import format_bytes
 
@@ -25,7 +26,7 @@ _SWAP_WARNING = 256 << 20
 
 
 @contextlib.contextmanager
-def limit_memory(device: Device, log: Callable[[str], None], budget: int | None = None) -> Iterator[None]:
+def limit_memory(device: Device, log: Callable[[Message], None], budget: int | None = None) -> Iterator[None]:
     """Limit this process to a budget, or to the memory that the machine has."""
     if device.kind == "cuda":
         with _cap_cuda(device, budget), _polling(_AllocRetryMonitor(device, log).check):
@@ -103,7 +104,7 @@ class _RlimitGuard:
 class _SwapMonitor:
     """Warns once that the process is being swapped out: nothing fails then, but everything takes ten times as long."""
 
-    def __init__(self, log: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[Message], None]) -> None:
         self._log, self._before, self._warned = log, proc_status("VmSwap", 0), False
 
     def check(self) -> None:
@@ -111,15 +112,18 @@ class _SwapMonitor:
         if swapped > _SWAP_WARNING and not self._warned:
             self._warned = True
             self._log(
-                f"{format_bytes(swapped)} of this run are swapped out to disk, which makes it slow: "
-                "give a smaller --budget, or close other programs"
+                msg(
+                    "{size} of this run are swapped out to disk, which makes it slow: "
+                    "give a smaller --budget, or close other programs",
+                    size=format_bytes(swapped),
+                )
             )
 
 
 class _AllocRetryMonitor:
     """Warns once that torch's allocator repeatedly empties its cache because the GPU is full."""
 
-    def __init__(self, device: Device, log: Callable[[str], None]) -> None:
+    def __init__(self, device: Device, log: Callable[[Message], None]) -> None:
         self._device, self._log, self._warned = device, log, False
 
     def check(self) -> None:
@@ -129,8 +133,11 @@ class _AllocRetryMonitor:
         if retries > 10 and not self._warned:
             self._warned = True
             self._log(
-                f"GPU memory is so full that torch emptied its cache {retries} times, which makes the run slow: "
-                "give a smaller --budget"
+                msg(
+                    "GPU memory is so full that torch emptied its cache {count} times, which makes the run slow: "
+                    "give a smaller --budget",
+                    count=retries,
+                )
             )
 
 

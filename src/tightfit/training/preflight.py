@@ -66,10 +66,10 @@ def _attempt(trainer: Trainer, worst: WorstBatch) -> bool:
         try_batch(trainer, worst.train)
         try_evaluation(trainer, worst.evaluation)
     except PartialStep as error:
-        trainer.report(str(error))
+        trainer.report(error.message)
         return False
     except OutOfMemory as error:
-        raise PreflightFailed(str(error)) from None
+        raise PreflightFailed(error.message) from None
     finally:
         trainer.restore()
     return True

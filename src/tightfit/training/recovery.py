@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from tightfit.compat import version_of
 from tightfit.data.batches import RowLimits
 from tightfit.engine.oom import drop_frames, free_memory
 from tightfit.errors import OutOfMemory, first_line, is_out_of_memory
+from tightfit.messages import Message, msg, verbatim
 from tightfit.strategies.parts import Parts
 from tightfit.training.rng_state import RngState
 
@@ -54,12 +55,16 @@ class TensorVersions:
 
 T = TypeVar("T")
 WeightedMicroBatches = Iterable[tuple[float, "Batch"]]
-Log = Callable[[str], None]
-_WHERE = {"layers": " in each layer", "micro_batches": ""}
+Log = Callable[[Message], None]
+_WHERE = {"layers": msg(" in each layer"), "micro_batches": ""}
 
 
 class PartialStep(Exception):
     """Memory ran out after some weights had been updated and others not."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message)
+        self.message = message
 
 
 class Recovery:
@@ -98,12 +103,14 @@ class Recovery:
             if self._failed_step == step:
                 raise OutOfMemory(_step_too_large(step, outcome.reason))
             self._failed_step = step
-            message = f"out of memory in optimizer step {step + 1}: trying again after freeing all cached memory"
+            message = msg(
+                "out of memory in optimizer step {step}: trying again after freeing all cached memory", step=step + 1
+            )
             _check_unchanged(versions, message)
             self.log(message)
             rng.restore()
 
-    def on_other_oom(self, error: Exception, step: int) -> str:
+    def on_other_oom(self, error: Exception, step: int) -> Message:
         """An out-of-memory error outside a batch is tolerated once per step; the second one ends the run."""
         if not is_out_of_memory(error):
             raise error
@@ -112,7 +119,7 @@ class Recovery:
         if self._failed_step == step:
             raise OutOfMemory(_step_too_large(step, reason)) from None
         self._failed_step = step
-        return f"out of memory around step {step + 1} ({reason})"
+        return msg("out of memory around step {step} ({reason})", step=step + 1, reason=reason)
 
     def evaluate(self, run: Callable[[Batch], T], batch: Batch) -> list[T]:
         """A batch without gradients, in as many chunks as memory requires."""
@@ -138,20 +145,28 @@ class Recovery:
         limits = (*self.parts.shrinkable, self.micro_batch_limits, self.evaluation_limits)
         return {each.where: each for each in limits}
 
-    def _shrink(self, step: int, reason: str) -> str:
+    def _shrink(self, step: int, reason: Message) -> Message:
         """Halve the rows of the first limit that is above one row: those inside the layers before micro-batches."""
         rows, length = self._current_shape
         for limits in self._shrinkable():
             now = rows if limits is self.micro_batch_limits else min(rows, limits.rows_for(length))
             if limits.halve(now, length):
-                where = f"{now} texts of {length} tokens{_WHERE[limits.where]}"
-                return (
-                    f"out of memory in step {step + 1} with {where}: "
-                    f"continuing with {now // 2}; the batch size stays {self.parts.batching.batch_size}"
-                )
+                return self._continuing(step, now, length, limits)
         if rows > 1 and not self._shrinkable():
             raise OutOfMemory(_batch_too_large(rows, length, reason))
-        raise OutOfMemory(_text_too_large(length, "train on", reason))
+        raise OutOfMemory(_not_trainable(length, reason))
+
+    def _continuing(self, step: int, rows: int, length: int, limits: RowLimits) -> Message:
+        return msg(
+            "out of memory in step {step} with {rows} texts of {tokens} tokens{where}: "
+            "continuing with {fewer}; the batch size stays {batch}",
+            step=step + 1,
+            rows=rows,
+            tokens=length,
+            where=_WHERE[limits.where],
+            fewer=rows // 2,
+            batch=self.parts.batching.batch_size,
+        )
 
     def _shrinkable(self) -> list[RowLimits]:
         """A step inside the backward pass has no micro-batches."""
@@ -167,12 +182,12 @@ def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, lo
             return [run(chunk) for chunk in _chunks(batch, chunk_rows)]
         free_memory()
         if not limits.halve(chunk_rows, width):
-            raise OutOfMemory(_text_too_large(width, "evaluate", outcome.reason))
-        log(f"out of memory evaluating {chunk_rows} texts of {width} tokens: continuing with {chunk_rows // 2}")
+            raise OutOfMemory(_not_evaluable(width, outcome.reason))
+        log(_evaluating(chunk_rows, width))
 
 
 class _Outcome:
-    reason = ""
+    reason = verbatim("")
 
 
 @contextmanager
@@ -188,7 +203,7 @@ def _attempt() -> Iterator[_Outcome]:
         drop_frames(error)
 
 
-def _check_unchanged(versions: TensorVersions, message: str) -> None:
+def _check_unchanged(versions: TensorVersions, message: Message) -> None:
     if not versions.unchanged():
         raise PartialStep(message)
     versions.restore()
@@ -203,23 +218,50 @@ def _chunks(batch: Batch, rows: int) -> Iterator[Batch]:
         yield {key: value[start : start + rows] for key, value in batch.items()}
 
 
-def _text_too_large(length: int, verb: str, reason: Any) -> str:
-    return (
-        f"There is not enough memory to {verb} a single text of {length} tokens ({reason}): "
+def _evaluating(rows: int, length: int) -> Message:
+    return msg(
+        "out of memory evaluating {rows} texts of {tokens} tokens: continuing with {fewer}",
+        rows=rows,
+        tokens=length,
+        fewer=rows // 2,
+    )
+
+
+def _not_trainable(length: int, reason: Message) -> Message:
+    return msg(
+        "There is not enough memory to train on a single text of {tokens} tokens ({reason}): "
         "use gradient-checkpointing, chunked-layers:size=1 or adafactor, a smaller --max-length, or train --budget"
-        " to find a recipe that fits."
+        " to find a recipe that fits.",
+        tokens=length,
+        reason=reason,
     )
 
 
-def _batch_too_large(rows: int, length: int, reason: Any) -> str:
-    return (
-        f"There is not enough memory to train on {rows} texts of {length} tokens ({reason}), and "
-        f"optimizer-in-backward needs the whole batch in one pass: add chunked-layers:size={rows // 2}."
+def _not_evaluable(length: int, reason: Message) -> Message:
+    return msg(
+        "There is not enough memory to evaluate a single text of {tokens} tokens ({reason}): "
+        "use gradient-checkpointing, chunked-layers:size=1 or adafactor, a smaller --max-length, or train --budget"
+        " to find a recipe that fits.",
+        tokens=length,
+        reason=reason,
     )
 
 
-def _step_too_large(step: int, reason: Any) -> str:
-    return (
-        f"There is not enough memory for optimizer step {step + 1} ({reason}): "
-        "use adafactor or adamw-16bit, with optimizer-in-backward if that is not enough."
+def _batch_too_large(rows: int, length: int, reason: Message) -> Message:
+    return msg(
+        "There is not enough memory to train on {rows} texts of {tokens} tokens ({reason}), and "
+        "optimizer-in-backward needs the whole batch in one pass: add chunked-layers:size={fewer}.",
+        rows=rows,
+        tokens=length,
+        reason=reason,
+        fewer=rows // 2,
+    )
+
+
+def _step_too_large(step: int, reason: Message) -> Message:
+    return msg(
+        "There is not enough memory for optimizer step {step} ({reason}): "
+        "use adafactor or adamw-16bit, with optimizer-in-backward if that is not enough.",
+        step=step + 1,
+        reason=reason,
     )

@@ -27,6 +27,7 @@ from tightfit.engine.step import encode_batch, finish_model
 from tightfit.errors import BadInput, DoesNotFit, OutOfMemory, PreflightFailed, RecipeError, TightfitError, suggest
 from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
+from tightfit.messages import Message, msg
 from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports
 from tightfit.planning.constraints import Constraints
@@ -70,9 +71,9 @@ ProgressFn = Callable[[int, int], None]
 class Listener(Protocol):
     """Where a run reports its progress, usually the console."""
 
-    def log(self, line: str) -> None: ...
+    def log(self, line: Message) -> None: ...
 
-    def status(self, what: str) -> AbstractContextManager[None]: ...
+    def status(self, what: Message) -> AbstractContextManager[None]: ...
 
     def progress(self, meter: Meter, task: Task) -> AbstractContextManager[Any]: ...
 
@@ -113,7 +114,7 @@ def run_job(
     if resume and budget is not None:
         recipe = _recipe_for_resume(folder, recipe, terminal, planned=planned is not None)
     if resume and (run := finished_run(folder, job, recipe)):
-        terminal.log(f"{folder} is finished; give more --epochs to continue it")
+        terminal.log(msg("{folder} is finished; give more --epochs to continue it", folder=folder))
         return run
     checkpoint, skipped = latest_valid_checkpoint(folder) if resume else (None, [])
     found_device = find_device(device)
@@ -141,7 +142,7 @@ def run_job(
 def _recipe_for_resume(folder: Path, given: Recipe, terminal: Listener, *, planned: bool) -> Recipe:
     own = recipe_for_resume(folder, given, planned=planned)
     if given.strategies and given != own:
-        terminal.log(f"continuing with the run's own recipe: {' '.join(own.specs) or 'baseline'}")
+        terminal.log(msg("continuing with the run's own recipe: {recipe}", recipe=own.title))
     return own
 
 
@@ -168,10 +169,10 @@ class RunOptions:
     resume: bool
     checkpoint: Path | None
     """The checkpoint to resume from."""
-    events: list[str]
+    events: list[Message]
     """What happened during the run, for the record."""
 
-    def log(self, line: str) -> None:
+    def log(self, line: Message) -> None:
         """Log a line and keep it for the record."""
         self.terminal.log(line)
         self.events.append(line)
@@ -179,7 +180,7 @@ class RunOptions:
 
 def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None) -> Run:
     """Under a budget a recipe that fails its pre-flight is replaced by the next smaller one."""
-    failure: str | None = None
+    failure: Message | None = None
     while True:
         meter = _start_meter(options.device)
         try:
@@ -195,10 +196,11 @@ def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector
                 discard_start(options.folder)
             if isinstance(error, RecipeError) or selector is None or setup.selection is None:
                 raise
-            failure, selector = str(error), selector.excluding(setup.selection)
+            failure, selector = error.message, selector.excluding(setup.selection)
             drop_frames(error)
+        recipe_title = setup.recipe.title
         options.log(
-            f"{' '.join(setup.recipe.specs) or 'baseline'} did not pass its pre-flight ({failure}): planned again"
+            msg("{recipe} did not pass its pre-flight ({reason}): planned again", recipe=recipe_title, reason=failure)
         )
         del setup  # the next attempt needs its memory
         free_memory()
@@ -207,7 +209,7 @@ def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector
 def _prepare(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None, meter: Meter) -> TrainingSetup:
     import tightfit.training.trainer  # noqa: F401, now: the code is part of the process size that is predicted
 
-    with options.terminal.status("Reading the data and the model"):
+    with options.terminal.status(msg("Reading the data and the model")):
         setup = prepare(job, recipe, options.device, selector, meter)
         _final_checks(options, setup)
     for note in setup.notes:
@@ -225,7 +227,14 @@ def check_trackers(names: Sequence[str]) -> None:
     available = get_available_reporting_integrations()
     for name in names:
         if name not in available:
-            raise BadInput(f"--report-to {name} cannot be used: {suggest(name, available)} Others can be installed.")
+            hint = suggest(name, available)
+            raise BadInput(
+                msg(
+                    "--report-to {name} cannot be used: {suggestion} Others can be installed.",
+                    name=name,
+                    suggestion=hint,
+                )
+            )
 
 
 def _final_checks(options: RunOptions, setup: TrainingSetup) -> None:
@@ -273,7 +282,8 @@ def _recording_failure(folder: Path) -> Iterator[None]:
         yield
     except (TightfitError, KeyboardInterrupt) as error:
         with contextlib.suppress(OSError):  # a full disk may be the reason itself
-            record_failure(folder, str(error) or "stopped by a second Ctrl-C")
+            stopped = msg("stopped by a second Ctrl-C")
+            record_failure(folder, error.message if isinstance(error, TightfitError) else stopped)
         raise
 
 
@@ -368,7 +378,7 @@ def cache_features(trainer: Trainer, setup: TrainingSetup, on_progress: Progress
                 trainer, validation, range(len(validation)), lambda done: on_progress(len(used) + done, total)
             )
     except OutOfMemory as error:
-        raise PreflightFailed(str(error)) from None
+        raise PreflightFailed(error.message) from None
     trainer.train_dataset, trainer.eval_dataset = train_features, validation_features
     trainer.data_collator, trainer.args.remove_unused_columns = identity_collate, False
 

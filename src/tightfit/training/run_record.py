@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.engine.meter import Meter
+from tightfit.messages import Message
 from tightfit.runs.header import Attempt, RunHeader, Segment, StepTimeline, TensorGroup, load_header
 from tightfit.runs.record import Measured, Predicted, Run, versions
 from tightfit.simulation.estimate import Estimate
@@ -100,7 +101,7 @@ def make_run(
     *,
     parameters: int,
     trainable: int,
-    events: list[str],
+    events: list[Message],
     attempts: int,
 ) -> Run:
     """The record of a finished run."""

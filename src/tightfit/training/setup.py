@@ -15,6 +15,7 @@ from transformers import TrainingArguments, set_seed
 
 from tightfit.compat import FakeTensorMode, use_one_gpu
 from tightfit.data.batches import LengthBuckets, num_steps
+from tightfit.data.batching import Batching
 from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels
 from tightfit.data.split import Split
@@ -24,6 +25,7 @@ from tightfit.engine.assembly import assemble, parameter_groups
 from tightfit.engine.dataset import read_data
 from tightfit.errors import OutputError, RecipeError, first_line
 from tightfit.job import Job
+from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
 from tightfit.processes import run_in_fork
 from tightfit.runs.header import LengthStats, SmallerRecipe
@@ -67,7 +69,7 @@ class TrainingSetup:
     parts: Parts
     estimate: Estimate | None
     """None if memory could not be estimated."""
-    notes: tuple[str, ...]
+    notes: tuple[Message, ...]
     """What to tell the user before training starts."""
     selection: Selection | None = None
     """The recipe as planned, if there is a budget."""
@@ -156,7 +158,7 @@ class _Prediction:
 
 def _predict_memory(
     recipe: Recipe, simulation_setup: SimulationSetup, lengths: Lengths
-) -> tuple[_Prediction, tuple[str, ...]]:
+) -> tuple[_Prediction, tuple[Message, ...]]:
     """Estimate memory before the model is loaded; a model that cannot be simulated is still trained."""
     recipe.import_requirements()
     simulation = Simulation(simulation_setup, lengths, overhead=simulation_setup.process_bytes())
@@ -167,7 +169,7 @@ def _predict_memory(
     except RecipeError:
         raise
     except Exception as error:  # training may work even if its simulation fails
-        return _Prediction(), (f"memory could not be estimated: {first_line(error)}",)
+        return _Prediction(), (msg("memory could not be estimated: {reason}", reason=first_line(error)),)
 
 
 def _predict(simulation: Simulation, recipe: Recipe) -> _Prediction:
@@ -188,31 +190,46 @@ def _smaller_recipes(simulation: Simulation, recipe: Recipe, estimate: Estimate)
     return [SmallerRecipe(recipe=half.specs, peak_bytes=peak, result=half.result.value)] if peak < estimate.peak else []
 
 
-def _batch_note(job: Job, rows: int) -> tuple[str, ...]:
+def _batch_note(job: Job, rows: int) -> tuple[Message, ...]:
     if job.batch_size <= rows:
         return ()
-    return (
-        f"the batch size {job.batch_size:,} is larger than the {rows:,} training rows: every step uses all of them",
+    note = msg(
+        "the batch size {batch:,} is larger than the {rows:,} training rows: every step uses all of them",
+        batch=job.batch_size,
+        rows=rows,
     )
+    return (note,)
 
 
-def _truncation_note(tokens: Tokens, max_length: int) -> tuple[str, ...]:
+def _truncation_note(tokens: Tokens, max_length: int) -> tuple[Message, ...]:
     if not tokens.truncated:
         return ()
-    share = f"{tokens.truncated:,} of {len(tokens):,} training texts ({tokens.truncated / len(tokens):.1%})"
-    return (f"{share} are longer than {max_length} tokens and are truncated",)
-
-
-def _training_note(parts: Parts) -> str:
-    batching, micro_batches = parts.batching, ""
-    if batching.micro_batch_tokens is not None:
-        micro_batches = f" in micro-batches of {batching.micro_batch_tokens} tokens"
-    elif batching.micro_batch_rows < batching.batch_size:
-        micro_batches = f" in micro-batches of {batching.micro_batch_rows}"
-    return (
-        f"Training {format_count(parts.trainable_parameters)} parameters on {parts.device.label}, "
-        f"batches of {batching.batch_size}{micro_batches}"
+    note = msg(
+        "{truncated:,} of {rows:,} training texts ({share:.1%}) are longer than {limit} tokens and are truncated",
+        truncated=tokens.truncated,
+        rows=len(tokens),
+        share=tokens.truncated / len(tokens),
+        limit=max_length,
     )
+    return (note,)
+
+
+def _training_note(parts: Parts) -> Message:
+    return msg(
+        "Training {count} parameters on {device}, batches of {rows}{micro_batches}",
+        count=format_count(parts.trainable_parameters),
+        device=parts.device.label,
+        rows=parts.batching.batch_size,
+        micro_batches=_micro_batches(parts.batching),
+    )
+
+
+def _micro_batches(batching: Batching) -> Message | str:
+    if batching.micro_batch_tokens is not None:
+        return msg(" in micro-batches of {tokens} tokens", tokens=batching.micro_batch_tokens)
+    if batching.micro_batch_rows < batching.batch_size:
+        return msg(" in micro-batches of {rows}", rows=batching.micro_batch_rows)
+    return ""
 
 
 def length_stats(tokens: Tokens, lengths: Lengths, parts: Parts) -> LengthStats:
@@ -295,8 +312,13 @@ def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int
     free = shutil.disk_usage(_nearest_existing(folder)).free
     if free < needed:
         raise OutputError(
-            f"The run needs {format_bytes(needed)} of disk space for its checkpoints and {format_bytes(free)} are free "
-            f"under '{folder}': free some, or put --out on another disk."
+            msg(
+                "The run needs {needed} of disk space for its checkpoints and {free} are free under '{folder}': "
+                "free some, or put --out on another disk.",
+                needed=format_bytes(needed),
+                free=format_bytes(free),
+                folder=folder,
+            )
         )
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tightfit.errors import BadInput, Interrupted
+from tightfit.messages import Message, in_sequence, msg
 
 _MAX_INTERVAL = 1e9
 _UNITS = {"step": "steps", "steps": "steps", "minute": "minutes", "minutes": "minutes", "min": "minutes"}
-_STOPPING = "stopping: a checkpoint is written after this step"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class SaveInterval:
         unit = _UNITS.get(found[2]) if found else None
         number = float(found[1]) if found else 0.0
         if unit is None or not 0 < number < _MAX_INTERVAL or (unit == "steps" and number != int(number)):
-            raise BadInput(f"--save-every '{text}' is not an interval: write '100 steps' or '30 minutes'.")
+            raise BadInput(
+                msg("--save-every '{text}' is not an interval: write '100 steps' or '30 minutes'.", text=text)
+            )
         return cls(number, unit)
 
     def is_due(self, step: int, last_saved: float) -> bool:
@@ -48,7 +50,7 @@ class SaveInterval:
 class SaveAndStop(TrainerCallback):
     """Saves checkpoints at an interval; after a signal, saves one more and stops the run."""
 
-    def __init__(self, every: SaveInterval, log: Callable[[str], None]) -> None:
+    def __init__(self, every: SaveInterval, log: Callable[[Message], None]) -> None:
         self.every, self.log = every, log
         self.signal: int | None = None
         self._last_saved = time.monotonic()
@@ -64,11 +66,13 @@ class SaveAndStop(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._last_saved = time.monotonic()
         if self.signal is not None:
-            raise Interrupted(
-                f"stopped after step {state.global_step} of {state.max_steps}; checkpoint-{state.global_step} is "
-                "written, and train --resume continues from it.",
-                self.signal,
+            stopped = msg(
+                "stopped after step {step} of {steps}; checkpoint-{step} is written, and train --resume continues "
+                "from it.",
+                step=state.global_step,
+                steps=state.max_steps,
             )
+            raise Interrupted(stopped, self.signal)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -78,7 +82,8 @@ class SaveAndStop(TrainerCallback):
     def raise_if_stopped(self) -> None:
         """Stop between two batches of the feature cache, where there is no checkpoint to save."""
         if self.signal is not None:
-            raise Interrupted("stopped while features were computed; train --resume continues the run.", self.signal)
+            stopped = msg("stopped while features were computed; train --resume continues the run.")
+            raise Interrupted(stopped, self.signal)
 
     @contextlib.contextmanager
     def handle_signals(self) -> Iterator[None]:
@@ -97,6 +102,8 @@ class SaveAndStop(TrainerCallback):
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
-        hint = " Press Ctrl-C again to exit immediately." if number == signal.SIGINT else ""
-        what = "training has finished: the model is being written" if self._finished else _STOPPING
-        self.log(f"{what}.{hint}")
+        line = msg("stopping: a checkpoint is written after this step.")
+        if self._finished:
+            line = msg("training has finished: the model is being written.")
+        again = msg("Press Ctrl-C again to exit immediately.")
+        self.log(in_sequence(line, again) if number == signal.SIGINT else line)

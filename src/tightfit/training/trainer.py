@@ -24,6 +24,7 @@ from tightfit.engine.step import (
     weighted_micro_batches,
 )
 from tightfit.errors import BadInput, OutOfMemory
+from tightfit.messages import msg
 from tightfit.strategies.parts import Parts
 from tightfit.training.checkpoints import latest_valid_checkpoint
 from tightfit.training.finite import check_finite
@@ -53,8 +54,10 @@ class Trainer(CheckpointTrainer):
         super().__init__(model=parts.model, **kwargs)
         if self.args.gradient_accumulation_steps > 1:
             raise BadInput(
-                "gradient_accumulation_steps cannot be used: per_device_train_batch_size is the whole batch of a step, "
-                "and the strategy micro-batch splits it."
+                msg(
+                    "gradient_accumulation_steps cannot be used: per_device_train_batch_size is the whole batch of a "
+                    "step, and the strategy micro-batch splits it."
+                )
             )
         self.parts, self.meter, self.report = parts, meter, report
         self.recovery = Recovery(parts, report)
@@ -72,14 +75,15 @@ class Trainer(CheckpointTrainer):
             try:
                 return super().train(resume_from_checkpoint, **kwargs)
             except PartialStep as error:
-                message = f"{error}; some weights were already updated"
+                message = msg("{message}; some weights were already updated", message=error.message)
             except Exception as error:
                 message = self.recovery.on_other_oom(error, self.state.global_step)
             self.drop_state()
             checkpoint, _ = latest_valid_checkpoint(Path(self.args.output_dir))
             if checkpoint is None or self.args.save_only_model:
-                raise OutOfMemory(f"{message}, and there is no checkpoint to resume from.")
-            self.report(f"{message}, so training resumes from {checkpoint.name}")
+                raise OutOfMemory(msg("{message}, and there is no checkpoint to resume from.", message=message))
+            name = checkpoint.name
+            self.report(msg("{message}, so training resumes from {checkpoint}", message=message, checkpoint=name))
             resume_from_checkpoint = str(checkpoint)
 
     def on_ready(self) -> None:
@@ -99,7 +103,7 @@ class Trainer(CheckpointTrainer):
         if callable(train := getattr(self.optimizer, "train", None)):  # an optimizer without a schedule has two modes
             train()
         loss = self.recovery.train(lambda: self._run_batch(model, inputs), self.inner_optimizer, self.state.global_step)
-        check_finite("loss", float(loss), self.args, self.state)
+        check_finite(msg("loss"), float(loss), self.args, self.state)
         return loss
 
     def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
@@ -139,7 +143,7 @@ class Trainer(CheckpointTrainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
         if self.accelerator.scaler is None:  # a gradient scaler skips steps that overflow
-            check_finite("gradient", float(norm), self.args, self.state)
+            check_finite(msg("gradient"), float(norm), self.args, self.state)
         return norm
 
     # The optimizer
@@ -183,7 +187,7 @@ class Trainer(CheckpointTrainer):
         with self.meter.phase("evaluate"):
             metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         if (loss := metrics.get(f"{metric_key_prefix}_loss")) is not None:  # there is none without labels
-            check_finite("validation loss", loss, self.args, self.state)
+            check_finite(msg("validation loss"), loss, self.args, self.state)
         return metrics
 
     def prediction_step(

@@ -16,6 +16,7 @@ from tightfit.engine.meter import Meter
 from tightfit.engine.oom import free_memory
 from tightfit.engine.step import save
 from tightfit.files import atomic_remove
+from tightfit.messages import msg
 from tightfit.optimizers.in_backward import reset_grad_norms
 from tightfit.strategies.parts import Parts
 from tightfit.training.checkpoints import (
@@ -180,7 +181,11 @@ class CheckpointTrainer(transformers.Trainer):
         damage = find_corruption(best) if best and not in_memory and self.args.load_best_model_at_end else None
         if best and damage is not None:
             self.report(
-                f"the best checkpoint was {best.name}, but {damage}: the weights of the last step are used instead"
+                msg(
+                    "the best checkpoint was {checkpoint}, but {damage}: the weights of the last step are used instead",
+                    checkpoint=best.name,
+                    damage=damage,
+                )
             )
             self.state.best_global_step, best = self.state.global_step, None
         self.state.best_model_checkpoint = str(best) if best else None

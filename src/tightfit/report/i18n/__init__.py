@@ -1,1 +1,0 @@
-"""Strings of the report in English and Chinese."""

@@ -1,0 +1,47 @@
+"""Names that reports use: of phases, kinds of memory, results and memory itself."""
+
+from __future__ import annotations
+
+from tightfit.messages import Message, msg, name
+from tightfit.tasks.base import Metric
+
+_PHASES = {"features": msg("frozen encoder"), "load-best": msg("load best weights"), "between": msg("other")}
+_KINDS = {
+    "temporary": msg("temporary buffers"),
+    "allocator": msg("allocator cache"),
+    "process": msg("process overhead"),
+    "context": msg("CUDA context"),
+}
+_RESULTS = {
+    "same": msg("same (equal up to rounding)"),
+    "close": msg("close (not the same numbers, same quality)"),
+    "different": msg("different (fewer trained parameters or shorter text)"),
+}
+
+
+def phase_name(phase: str) -> Message:
+    """A phase; an unknown one keeps its name."""
+    return _PHASES.get(phase) or name(phase)
+
+
+def kind_name(kind: str) -> Message:
+    """A kind of memory, `process` or `context`."""
+    return _KINDS.get(kind) or name(kind)
+
+
+def result_name(result: str) -> Message:
+    """What `same`, `close` or `different` means for the trained model."""
+    return _RESULTS.get(result) or name(result)
+
+
+def memory_name(*devices: str | None) -> Message:
+    """The memory of these devices, given by their labels: Chinese has one word for RAM and one for GPU memory."""
+    kinds = {"CPU" in device or "Apple" in device for device in devices if device}
+    if len(kinds) != 1:
+        return msg("memory", context="of CPUs and GPUs")
+    return msg("memory") if kinds.pop() else msg("GPU memory")
+
+
+def score(metric: Metric, value: float) -> Message:
+    """A metric with its value."""
+    return msg("{metric} {score:.4f}", metric=metric.title, score=value)

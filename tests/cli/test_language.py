@@ -1,0 +1,122 @@
+"""The command line in Chinese: by --lang and by the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.test_app import Run, run
+
+from tightfit.cli.language import _columns, _wrapped, chosen_language
+
+__all__ = ["run"]  # the fixture
+VERBS = ["plan", "train", "estimate", "compare", "explain", "evaluate", "predict", "report", "strategies", "demo"]
+WORDS = re.compile(r"[A-Za-z]{3,} [a-z]{3,} [a-z]{3,}")  # three English words in a row
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_is_in_chinese(run: Run, verb: str) -> None:
+    code, out, _ = run(*verb.split(), "--help", "--lang", "zh")
+    assert code == 0
+    assert out.startswith("用法：")
+    assert "选项：" in out
+    assert "显示帮助并退出。" in out
+    assert WORDS.findall(out) == []
+    assert max(map(_columns, out.splitlines())) <= 80
+
+
+def test_help_is_in_english_again(run: Run) -> None:
+    assert "选项：" in run("plan", "--help", "--lang", "zh")[1]
+    _, out, _ = run("plan", "--help")
+    assert "Options:" in out
+    assert not re.search("[一-鿿]", out)
+
+
+def test_chinese_help_is_fast_and_does_not_import_torch() -> None:
+    script = (
+        "import sys; from tightfit.cli import app\ntry: app.main()\nexcept SystemExit: print('torch' in sys.modules)"
+    )
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-c", script, "train", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "LC_ALL": "zh_CN.UTF-8", "PYTHONIOENCODING": "utf-8"},
+    )
+    after = os.times()
+    assert done.stdout.startswith("用法：")
+    assert done.stdout.split()[-1] == "False"
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["plan", "--bugdet", "4GB"], "没有 --bugdet 这个选项（相近的选项：--budget"),
+        (["pln"], "没有“pln”这个命令：是不是“plan”？可选：plan、train、"),
+        (["predict"], "缺少参数 'RUN'。"),
+        (["compare", "--steps", "x"], "'--steps' 的值无效：应为整数"),
+    ],
+)
+def test_usage_errors_are_in_chinese(run: Run, arguments: list[str], problem: str) -> None:
+    code, out, err = run(*arguments, "--lang", "zh")
+    assert (code, out) == (2, "")
+    assert err.startswith("用法：")
+    assert f"错误：{problem}" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["plan", "--model", "m"], "缺少 --data：tightfit plan --model NAME --data FILE。"),
+        (
+            ["plan", "--model", "m", "--data", "d.csv", "--budget", "4gigs"],
+            "“4gigs”不是有效的内存大小：请写成 4GB 这样的形式。",
+        ),
+        (["train", "--model", "m", "--data", "d.csv", "--batch-size", "0"], "batch-size 的值是 0：应大于或等于 1。"),
+        (["report", "nowhere"], "找不到训练文件夹“nowhere”：请指定 train 写入的文件夹。"),
+    ],
+)
+def test_errors_are_in_chinese(run: Run, arguments: list[str], message: str) -> None:
+    code, out, err = run(*arguments, "--lang=zh")
+    assert (code, out, err) == (2, "", f"tightfit: {message}\n")
+
+
+def test_errors_are_in_the_language_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert run("report", "nowhere")[2] == "tightfit: 找不到训练文件夹“nowhere”：请指定 train 写入的文件夹。\n"
+    assert run("report", "nowhere", "--lang", "fr")[2] == "tightfit: --lang 没有“fr”这种语言：可选：en、zh。\n"
+    assert run("report", "nowhere", "--lang", "en")[2].startswith("tightfit: There is no run folder 'nowhere'")
+
+
+def test_the_list_of_strategies_is_in_chinese(run: Run) -> None:
+    _, out, _ = run("strategies", "--lang", "zh")
+    assert "gradient-checkpointing   训练结果：same（结果一致）   节省：激活值   参数：every=1" in out
+    assert WORDS.findall(out) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "language"),
+    [
+        (["plan", "--lang", "zh"], "zh"),
+        (["--lang=zh", "plan"], "zh"),
+        (["predict", "RUN", "--", "--lang", "zh"], "en"),
+        ([], "en"),
+    ],
+)
+def test_the_option_is_found_anywhere(
+    arguments: list[str], language: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable in ("LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(variable, raising=False)
+    assert chosen_language(arguments) == language
+
+
+def test_lines_break_between_chinese_characters_but_not_inside_words() -> None:
+    lines = list(_wrapped("截断到 gradient-checkpointing 之后，文本（text）更短。", 24))
+    assert lines == ["截断到", "gradient-checkpointing", "之后，文本（text）更短。"]
