@@ -691,4 +691,5 @@ TEXTS = {
     "Gradients are clipped to this norm; 0 disables clipping.": "梯度裁剪的范数上限；0 表示不裁剪。",
     "Random seed for the split, the initialization of the head, the data order and dropout.": "随机种子，用于划分数据、初始化分类头、数据顺序和 dropout。",
     "Use only the model's config, with random weights: for measuring memory and time, not for results.": "只用模型的配置，权重随机：只用来测量内存/显存和用时，不看效果。",
+    "The training data has {rows} rows: at least {needed} are needed.": "训练数据只有 {rows} 条样本：至少需要 {needed} 条。",
 }

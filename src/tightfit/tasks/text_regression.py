@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +13,7 @@ from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
 from tightfit.data.rows import Flaw, Flaws, Rows
 from tightfit.errors import DataError
+from tightfit.messages import Message, msg
 from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _LABEL_COLUMNS = (
     "score", "similarity", "similarity_score", "label", "labels", "target", "rating", "stars", "value", "y",
     "分数", "得分", "评分", "相似度", "标签",
 )  # fmt: skip
-_NOT_A_NUMBER = Flaw("whose label is not a number dropped", dropped=True)
+_NOT_A_NUMBER = Flaw(msg("whose label is not a number dropped"), dropped=True)
 
 
 @dataclass(frozen=True)
@@ -44,24 +45,14 @@ class TextRegression(TextTask):
     """A number for a text or a pair of texts, trained with the mean squared error."""
 
     name: ClassVar[str] = "text-regression"
-    summary: ClassVar[str] = "a number for a text or a pair of texts, such as a rating or a similarity"
+    summary: ClassVar[Message] = msg("a number for a text or a pair of texts, such as a rating or a similarity")
     column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
-    no_label: ClassVar[str] = "has no numbers"
+    no_label: ClassVar[Message] = msg("has no numbers")
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("pearson", "Pearson correlation"),
-        Metric("spearman", "Spearman correlation"),
+        Metric("pearson", msg("Pearson correlation")),
+        Metric("spearman", msg("Spearman correlation")),
     )
-    learned: ClassVar[str] = "predicts a number"
-    example: ClassVar[str] = "a text to score"
-    zh: ClassVar[Mapping[str, str]] = {
-        "a number for a text or a pair of texts, such as a rating or a similarity": (
-            "为一段文本或一对文本预测一个数值，例如评分或相似度"
-        ),
-        "Pearson correlation": "皮尔逊相关系数",
-        "Spearman correlation": "斯皮尔曼相关系数",
-        "predicts a number": "预测一个数值",
-        "a text to score": "要打分的文本",
-    }
+    example: ClassVar[Message] = msg("a text to score")
     script: ClassVar[Script | None] = Script(
         imports="from scipy.stats import pearsonr, spearmanr",
         head="AutoModelForSequenceClassification",
@@ -79,6 +70,9 @@ def compute_metrics(output):
 """,
     )
 
+    def learned(self, labels: Sequence[str]) -> Message:
+        return msg("a number for each text")
+
     def read_label(self, value: Any) -> tuple[float, Flaws]:
         """A finite number, also as text."""
         if value is None or value != value or (isinstance(value, str) and not value.strip()):  # NaN != NaN
@@ -94,13 +88,18 @@ def compute_metrics(output):
         numbers = set(rows.dataset["label"])
         if len(numbers) == 1:
             raise DataError(
-                f"{rows.name}: all {len(rows):,} rows have the number {numbers.pop():g}: "
-                "there is nothing to learn from them."
+                msg(
+                    "{name}: all {rows:,} rows have the number {number:g}: there is nothing to learn from them.",
+                    name=rows.name,
+                    rows=len(rows),
+                    number=numbers.pop(),
+                )
             )
         return Labels()
 
-    def describe(self, columns: Columns, labels: Labels) -> str:
-        return f"{super().describe(columns, labels)}, numbers from '{columns.label[0]}'"
+    def describe(self, columns: Columns, labels: Labels) -> Message:
+        text = super().describe(columns, labels)
+        return msg("{text}, numbers from '{column}'", text=text, column=columns.label[0])
 
     def encode_labels(self, values: list[Any], labels: Labels) -> list[float]:
         return values
@@ -132,3 +131,18 @@ def _ranks(values: Array) -> Array:
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return ranks
+
+
+TextRegression.zh = {
+    TextRegression.summary: "为一段文本或一对文本预测一个数值，例如评分或相似度",
+    TextRegression.no_label: "没有数值",
+    TextRegression.example: "要打分的文本",
+    "Pearson correlation": "皮尔逊相关系数",
+    "Spearman correlation": "斯皮尔曼相关系数",
+    "a number for each text": "每段文本的一个数值",
+    "whose label is not a number dropped": "的标签不是数值，已丢弃",
+    "{name}: all {rows:,} rows have the number {number:g}: there is nothing to learn from them.": (
+        "{name}：全部 {rows:,} 条样本的数值都是 {number:g}，无法从中学习。"
+    ),
+    "{text}, numbers from '{column}'": "{text}，数值来自“{column}”列",
+}

@@ -14,6 +14,7 @@ from tightfit.engine.meter import Meter
 from tightfit.engine.model_source import GivenModel
 from tightfit.engine.step import model_loss
 from tightfit.errors import BadInput
+from tightfit.messages import msg
 from tightfit.processes import run_in_fork
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
@@ -95,7 +96,13 @@ class ObjectSetup:
         """The fields of a batch, learned from two that the collator makes: long rows, and short ones."""
         lengths = self._row_lengths(self.train_dataset)
         if len(lengths) < max(_PROBE_ROWS):
-            raise BadInput(f"The training data has {len(lengths)} rows: at least {max(_PROBE_ROWS)} are needed.")
+            raise BadInput(
+                msg(
+                    "The training data has {rows} rows: at least {needed} are needed.",
+                    rows=len(lengths),
+                    needed=max(_PROBE_ROWS),
+                )
+            )
         longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
         rows = longest_first[: _PROBE_ROWS[0]], longest_first[-_PROBE_ROWS[1] :]
         return BatchSpec.of(*(self.data_collator([self.train_dataset[row] for row in each]) for each in rows))
