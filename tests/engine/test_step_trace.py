@@ -33,7 +33,7 @@ from trainers import rows_of, scripted
 from transformers import TrainerCallback
 
 from tightfit import Job
-from tightfit.data.batch_spec import TEXT_CLASSIFICATION
+from tightfit.data.batch_spec import text_batch
 from tightfit.data.labels import Labels
 from tightfit.engine.assembly import StepSettings, assemble
 from tightfit.engine.meter import OTHER, Meter
@@ -184,7 +184,7 @@ def simulate(run: RealRun) -> Trace:
         lengths=LENGTHS if any(s.name == "chunked-layers" for s in run.recipe.strategies) else None,
         encoder=run.shapes.get("features", ()),
     )
-    trace = trace_training(run.assemble, CPU, TEXT_CLASSIFICATION, lambda _: shapes).trace
+    trace = trace_training(run.assemble, CPU, text_batch(), lambda _: shapes).trace
     return replace(trace, blocks=[block for block in trace.blocks if not is_inverted_mask(block)])
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tightfit.data.batch_spec import BatchSpec, text_batch
 from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
 from tightfit.data.rows import Flaw, Flaws, Rows
@@ -53,6 +54,7 @@ class TextRegression(TextTask):
         Metric("spearman", msg("Spearman correlation")),
     )
     example: ClassVar[Message] = msg("a text to score")
+    batch_spec: ClassVar[BatchSpec] = text_batch("float32")
     script: ClassVar[Script | None] = Script(
         imports="from scipy.stats import pearsonr, spearmanr",
         head="AutoModelForSequenceClassification",
