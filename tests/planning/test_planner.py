@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from parts import CPU, OFFLOADING
-from plans import budget, planner_of
+from plans import RATES, budget, planner_of
 
 from tightfit import plan
 from tightfit.device import GPUS, Device
@@ -66,6 +66,26 @@ def test_the_process_size_is_measured_before_calibration(
     monkeypatch.setattr("tightfit.planning.planner.step_time_on", lambda device: done.append("calibration"))
     Planner.of(Job(model=str(tiny_model), data=str(reviews), max_length=32, seed=7), CPU)
     assert done == ["process size", "calibration"]
+
+
+def test_a_planner_keeps_its_traces_when_the_rates_change(
+    tiny_model: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rates of a busy machine expire; what was traced does not."""
+    job, rates = Job(model=str(tiny_model), data=str(reviews), max_length=32, seed=8), [RATES]
+    monkeypatch.setattr(SimulationSetup, "process_bytes", lambda setup: 1 << 20)
+    monkeypatch.setattr("tightfit.planning.planner.step_time_on", lambda device: StepTime(rates[0]))
+    first = Planner.of(job, CPU)
+    assert Planner.of(job, CPU) is first
+    before = first.option(Recipe())
+    rates[0] = RATES.scaled(2.0, 2 * RATES.call_overhead)
+    second = Planner.of(job, CPU)
+    assert second.simulation is first.simulation
+    after = second.option(Recipe())
+    assert before is not None
+    assert after is not None
+    assert after.seconds_per_step > 1.5 * before.seconds_per_step
+    assert after.estimate == before.estimate
 
 
 @pytest.fixture

@@ -140,16 +140,11 @@ class Planner:
 
     @classmethod
     def of(cls, job: Job, device: Device) -> Planner:
-        """The planner for a job, cached while the data file is unchanged, with the rates that are valid now."""
-        planner = _planner(job, device, modified_times(job))
-        planner._use(step_time_on(device))
-        return planner
-
-    def _use(self, step_time: StepTime) -> None:
-        """Keep the traces, and estimate times again if the rates are others: a busy machine's expire."""
-        if step_time != self.step_time:
-            self.step_time = step_time
-            self.__dict__.pop("candidates", None)
+        """The planner for a job, cached while its files and the rates are the same: a busy machine's rates expire."""
+        cached, step_time = _cached(job, device, modified_times(job)), step_time_on(device)
+        if cached.planner is None or cached.planner.step_time != step_time:
+            cached.planner = cls(cached.simulation, step_time)
+        return cached.planner
 
     def plan(self, budget: Budget, constraints: Constraints) -> Plan:
         """The fastest recipe that fits with the least effect on the result; raises DoesNotFit with the closest plan.
@@ -309,8 +304,16 @@ def _severity(candidate: CandidateEstimate) -> int:
     return _ORDER.index(candidate.recipe.result)
 
 
+@dataclass
+class _Cached:
+    """The traces of a job, and the planner that used them last."""
+
+    simulation: Simulation
+    planner: Planner | None = None
+
+
 @lru_cache(maxsize=4)
-def _planner(job: Job, device: Device, stamp: tuple[int, ...]) -> Planner:
+def _cached(job: Job, device: Device, stamp: tuple[int, ...]) -> _Cached:
     known = Simulation.of(job, device)
     overhead = known.process_bytes()  # before calibration, which imports packages that training does not need
-    return Planner(Simulation(known.setup, known.lengths, True, overhead), step_time_on(device))
+    return _Cached(Simulation(known.setup, known.lengths, assume_padding=True, overhead=overhead))
