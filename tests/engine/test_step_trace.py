@@ -33,14 +33,13 @@ from trainers import rows_of, scripted
 from transformers import TrainerCallback
 
 from tightfit import Job
-from tightfit.data.batch_spec import text_batch
 from tightfit.data.labels import Labels
-from tightfit.engine.assembly import StepSettings, assemble
+from tightfit.engine.assembly import assemble
 from tightfit.engine.meter import OTHER, Meter
-from tightfit.engine.model_source import JobModel
 from tightfit.engine.step import finish_model
+from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.simulation.kernels import scratch_on
-from tightfit.simulation.simulate import BatchShapes, tag_gradients, tag_state, trace_training
+from tightfit.simulation.simulate import BatchShapes, tag_gradients, tag_state
 from tightfit.simulation.trace import Block, Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
@@ -115,14 +114,15 @@ class RealRun:
         how: dict[str, Any] = {"random_weights": True, "batch_size": len(LENGTHS), "max_length": max(LENGTHS)}
         return Job(model=str(self.folder), data="none", epochs=2, **how)
 
-    def assemble(self) -> Parts:
-        return assemble(JobModel(self.job, LABELS, TOKENIZER), StepSettings.of(self.job), self.recipe, CPU)
+    @property
+    def setup(self) -> SimulationSetup:
+        return SimulationSetup.of(self.job, CPU, LABELS, TOKENIZER)
 
     def run(self) -> Trace:
         rows = rows_of(make_batch())
         with self.tracer, self.tracer.owners.tracking():
             self.tracer.trace.start_phase("load")
-            parts = self.assemble()
+            parts = assemble(self.setup.model, self.setup.settings, self.recipe, CPU)
             self._mark(parts.model)
             trainer = self._trainer(parts, rows)
             if not parts.source.runs_encoder:
@@ -184,7 +184,7 @@ def simulate(run: RealRun) -> Trace:
         lengths=LENGTHS if any(s.name == "chunked-layers" for s in run.recipe.strategies) else None,
         encoder=run.shapes.get("features", ()),
     )
-    trace = trace_training(run.assemble, CPU, text_batch(), lambda _: shapes).trace
+    trace = run.setup._trace_training(run.recipe, lambda _: shapes).trace
     return replace(trace, blocks=[block for block in trace.blocks if not is_inverted_mask(block)])
 
 

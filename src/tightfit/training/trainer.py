@@ -208,9 +208,7 @@ class Trainer(CheckpointTrainer):
         """The outputs of the chunks as those of one batch; its loss is the mean over all labels."""
         counts = [self._label_count(chunk) for chunk, _ in outputs]
         losses, logits, labels = zip(*(each for _, each in outputs), strict=True)
-        shares = [count / sum(counts) for count in counts]
-        loss = None if losses[0] is None else sum(a * b for a, b in zip(losses, shares, strict=True) if b)
-        return loss, _concat_or_none(logits), _concat_or_none(labels)
+        return _mean(losses, counts), _concat_or_none(logits), _concat_or_none(labels)
 
     def collate_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, as the data loader delivers it."""
@@ -221,6 +219,13 @@ class Trainer(CheckpointTrainer):
     def prepare_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, on the device."""
         return dict(self._prepare_inputs(self.collate_rows(dataset, rows)))
+
+
+def _mean(losses: tuple[Any, ...], counts: list[int]) -> Any:
+    """Weighted by their labels; None without labels, and a chunk of ignored labels has no loss that counts."""
+    if losses[0] is None or not any(counts):
+        return losses[0]
+    return sum(loss * (count / sum(counts)) for loss, count in zip(losses, counts, strict=True) if count)
 
 
 def _concat_or_none(outputs: tuple[Any, ...]) -> Any:
