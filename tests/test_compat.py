@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from typer.testing import CliRunner
 
 import tightfit
 from tightfit import compat
@@ -595,6 +596,22 @@ def test_a_bitsandbytes_step_equals_adamw(bits: int) -> None:
 def test_peft_has_default_lora_targets() -> None:
     pytest.importorskip("peft")
     assert list(compat.LORA_TARGETS["bert"]) == ["query", "value"]
+
+
+def test_typer_takes_the_words_of_its_help_from_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    import typer.core
+
+    monkeypatch.setattr(typer.core, "_", typer.core._)  # restored at the end
+    compat.translate_typer(lambda text: f"«{text}»")
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.command()
+    def command(number: int = 3) -> None:
+        """A command."""
+
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    assert "«Options»" in shown
+    assert "«default: 3»" in shown
 
 
 def test_field_defaults_of_a_pydantic_dataclass() -> None:

@@ -58,7 +58,7 @@ def test_chinese_help_is_fast_and_does_not_import_torch() -> None:
     ("arguments", "problem"),
     [
         (["plan", "--bugdet", "4GB"], "没有 --bugdet 这个选项（相近的选项：--budget"),
-        (["pln"], "没有“pln”这个命令：是不是“plan”？可选：plan、train、"),
+        (["pln"], "没有“pln”这个命令：是不是“plan”？可选的有 plan、train、"),
         (["predict"], "缺少参数 'RUN'。"),
         (["compare", "--steps", "x"], "'--steps' 的值无效：应为整数"),
     ],
@@ -90,14 +90,45 @@ def test_errors_are_in_chinese(run: Run, arguments: list[str], message: str) -> 
 def test_errors_are_in_the_language_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert run("report", "nowhere")[2] == "tightfit: 找不到训练文件夹“nowhere”：请指定 train 写入的文件夹。\n"
-    assert run("report", "nowhere", "--lang", "fr")[2] == "tightfit: --lang 没有“fr”这种语言：可选：en、zh。\n"
+    assert run("report", "nowhere", "--lang", "fr")[2] == "tightfit: --lang 没有“fr”这种语言：可选的有 en、zh。\n"
     assert run("report", "nowhere", "--lang", "en")[2].startswith("tightfit: There is no run folder 'nowhere'")
+
+
+@pytest.mark.parametrize(
+    ("verb", "message"),
+    [
+        ("train", "已停止。已开始的训练可以用 train --resume 继续。"),
+        ("compare", "已停止。再次运行同一命令即可继续。"),
+        ("strategies", "已停止。"),
+    ],
+)
+def test_ctrl_c_says_how_to_continue(run: Run, verb: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tightfit.cli.app._job_and_recipe", stopped)
+    monkeypatch.setattr("tightfit.report.terminal.show_strategies", stopped)
+    assert run(verb, "--lang", "zh") == (130, "", f"tightfit: {message}\n")
+
+
+def test_a_plan_is_in_chinese(run: Run, tiny_model: Path, reviews: Path) -> None:
+    job = ["--model", tiny_model, "--data", reviews, "--device", "T4", "--max-length", 32, "--batch-size", 8]
+    for budget, verdict in (("2GB", "放得下"), ("100MB", "放不下任何方案")):
+        _, out, err = run("plan", *job, "--budget", budget, "--lang", "zh")
+        assert out.startswith(
+            f"预算 {budget.replace('2GB', '2.00 GiB').replace('100MB', '100 MiB')}（T4 16GB），{verdict}"
+        )
+        assert WORDS.findall(out + err) == []
+    _, out, _ = run("plan", *job, "--budget", "2GB", "--lang", "zh", "--json")
+    assert not re.search("[一-鿿]", out)  # scripts read the same in every language
 
 
 def test_the_list_of_strategies_is_in_chinese(run: Run) -> None:
     _, out, _ = run("strategies", "--lang", "zh")
+    _, tasks, _ = run("tasks", "--lang", "zh")
     assert "gradient-checkpointing   训练结果：same（结果一致）   节省：激活值   参数：every=1" in out
-    assert WORDS.findall(out) == []
+    assert "指标：F1、准确率、损失" in tasks
+    assert WORDS.findall(out + tasks) == []
 
 
 @pytest.mark.parametrize(

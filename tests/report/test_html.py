@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from tightfit import Job, load_run, train
 from tightfit.errors import BadInput, OutputError, RunFailed, TightfitError
-from tightfit.i18n import LANGUAGES, render
-from tightfit.messages import name
+from tightfit.i18n import LANGUAGES, render, using_language
+from tightfit.messages import msg, name
 from tightfit.report.html import report_page, write_report
+from tightfit.report.model_card import write_card
 from tightfit.runs.folder import read_run_folder
-from tightfit.runs.header import load_header
+from tightfit.runs.header import load_header, record_failure
 from tightfit.strategies import STRATEGIES
 from tightfit.units import format_bytes
 
@@ -345,3 +346,38 @@ def test_no_browser_is_opened_without_a_terminal(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(webbrowser, "open", lambda _: pytest.fail("opened"))
     assert not open_in_browser(tmp_path)
+
+
+def test_a_run_of_an_english_session_is_reported_in_chinese(trained: Path, failed: Path) -> None:
+    """Also its notes and the reason why it stopped, which are stored as data."""
+    assert any("training rows" in note for note in load_run(trained).notes)
+    for folder in (trained, failed):
+        page = re.sub(r"<pre>.*?</pre>", "", page_of(folder, language="zh"), flags=re.DOTALL)
+        assert re.findall(r"[A-Za-z]{3,} [a-z]{3,} [a-z]{3,}", text_of(page).replace(REASON, "")) == []
+        assert "条训练样本" in page
+    assert f"中断原因：{REASON}" in page_of(failed, language="zh")
+
+
+def test_messages_in_a_header_stay_data(tmp_path: Path, trained: Path) -> None:
+    """Also those of the plan, and after the header was read and written again."""
+    header = load_header(trained)
+    assert header is not None
+    plan = {"rejected": [msg("{name}: {reason}", name="lora", reason=msg("Leave it out."))]}
+    header.model_copy(update={"plan": plan}).save(tmp_path)
+    record_failure(tmp_path, msg("stopped."))
+    again = load_header(tmp_path)
+    assert again is not None
+    assert again.plan == {"rejected": ["lora: Leave it out."]}
+    assert render(again.plan["rejected"][0], "zh") == "lora：请去掉它。"
+    assert render(again.attempts[-1].error or "", "zh") == "已停止。"
+    assert [note.template for note in again.notes] == [note.template for note in header.notes]
+
+
+def test_the_model_card_is_in_the_language_of_the_session(trained: Path, tmp_path: Path) -> None:
+    run = load_run(trained).model_copy(update={"folder": str(tmp_path)})
+    with using_language("zh"):
+        write_card(run)
+    model_card = (tmp_path / "README.md").read_text("utf-8").partition("\n# ")[2]
+    assert "训练效果" in model_card
+    assert "方案中的策略：" in model_card
+    assert re.findall(r"[A-Za-z]{3,} [a-z]{3,} [a-z]{3,}", re.sub(r"```.*?```", "", model_card, flags=re.DOTALL)) == []

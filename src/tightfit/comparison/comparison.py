@@ -72,7 +72,7 @@ class ComparisonRow(_Value):
     @property
     def title(self) -> str:
         """The recipe's specs; `baseline` if it has none."""
-        return " ".join(self.recipe) or "baseline"
+        return " ".join(self.recipe) or msg("baseline")
 
     @property
     def peak(self) -> int | None:

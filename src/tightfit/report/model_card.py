@@ -26,7 +26,6 @@ _TEMPLATE = """---
 |---|---|
 {% for heading, value in facts %}| {{ heading }} | {{ value }} |
 {% endfor %}
-
 ```python
 from transformers import pipeline
 

@@ -31,7 +31,7 @@ class Terminal:
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
 
-    def log(self, line: str) -> None:
+    def log(self, line: Message) -> None:
         """Print one line, in the language of the command line."""
         self.console.print(f"· {render(line)}", markup=False)
 
