@@ -77,7 +77,7 @@ def test_the_highest_point_of_the_step_is_in_the_estimate(tmp_path: Path, device
 def test_shapes_are_rescaled_to_the_batch(tmp_path: Path) -> None:
     """The trace had 6 and 4 rows; the batch has 8 of 24 tokens."""
     simulated = simulation(tmp_path)
-    config: Any = simulated.setup._config
+    config: Any = simulated.setup.model._config
     wide = next(
         each
         for each in step_profile(simulated, "").largest
