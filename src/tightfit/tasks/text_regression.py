@@ -73,7 +73,7 @@ def compute_metrics(output):
     )
 
     def learned(self, labels: Sequence[str]) -> Message:
-        return msg("a number for each text")
+        return msg("predicts a number")
 
     def read_label(self, value: Any) -> tuple[float, Flaws]:
         """A finite number, also as text."""
@@ -141,7 +141,7 @@ TextRegression.zh = {
     TextRegression.example: "要打分的文本",
     "Pearson correlation": "皮尔逊相关系数",
     "Spearman correlation": "斯皮尔曼相关系数",
-    "a number for each text": "每段文本的一个数值",
+    "predicts a number": "预测一个数值",
     "whose label is not a number dropped": "的标签不是数值，已丢弃",
     "{name}: all {rows:,} rows have the number {number:g}: there is nothing to learn from them.": (
         "{name}：全部 {rows:,} 条样本的数值都是 {number:g}，无法从中学习。"
