@@ -152,7 +152,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def curves(lines: Mapping[str, Points], xlabel: str, resumed: Sequence[float] = ()) -> Figure:
-    """Values over the steps of a run, such as loss or F1; dotted lines mark the steps it was resumed from."""
+    """Values over the steps of a run, such as the loss or a metric; dotted lines mark the steps it was resumed from."""
     figure, axes = new_figure(4.6, 2.4)
     for (name, points), colour in zip(lines.items(), LINE_COLOURS * len(lines), strict=False):
         marker = "o" if len(points) <= 12 else ""
