@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quality import ROOT, SHARED
+from tightfit.messages import from_data
 from tightfit.units import parse_bytes
 
 RECORD = ROOT / "records" / "hard_limit.json"
@@ -105,7 +106,7 @@ def run(model: str, budget: str, data: Path, folder: Path, parallel: int) -> dic
     )
     result: dict[str, Any] = {"exit": done.returncode, "budget_bytes": parse_bytes(budget), "threads": threads}
     if done.returncode == 0:
-        record = json.loads(done.stdout)
+        record = json.loads(done.stdout, object_hook=from_data)
         result |= {
             "recipe": record["recipe"],
             "steps": record["steps"],

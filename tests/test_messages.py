@@ -80,6 +80,11 @@ def test_copies_keep_the_data(duplicate: object) -> None:
 def test_json_keeps_the_data() -> None:
     content = {"notes": [NESTED, verbatim("a library's words")], "count": 2}
     stored = json.dumps(as_data(content))
+    assert json.loads(stored)["notes"][0]["text"] == NESTED
+    assert json.loads(stored)["notes"][0]["values"]["why"] == {
+        "template": "too long ({share:.0%})",
+        "values": {"share": 0.25},
+    }
     assert json.loads(stored)["notes"][1] == "a library's words"
     found = json.loads(stored, object_hook=from_data)
     assert found == content

@@ -96,11 +96,10 @@ def clauses(first: Message, *others: Message) -> Message:
 
 
 def as_data(value: Any) -> Any:
-    """JSON values: every message inside as its template and values."""
+    """JSON values: every message inside as its English text, for scripts, and its template and values."""
     if isinstance(value, Message):
-        if value.template == _VERBATIM:
-            return value.values["text"]
-        return {"template": value.template, "values": as_data(value.values)}
+        stored = _stored(value)
+        return {"text": str(value), **stored} if isinstance(stored, dict) else stored
     if isinstance(value, Mapping):
         return {name: as_data(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -108,10 +107,20 @@ def as_data(value: Any) -> Any:
     return value
 
 
+def _stored(value: Any) -> Any:
+    """A message or a value of one, as JSON values without English text."""
+    if isinstance(value, Message):
+        if value.template == _VERBATIM:
+            return value.values["text"]
+        return {"template": value.template, "values": {name: _stored(inner) for name, inner in value.values.items()}}
+    return [_stored(inner) for inner in value] if isinstance(value, list) else value
+
+
 def from_data(content: dict[str, Any]) -> Any:
     """The message that a JSON object holds, or the object itself: for `json.loads(text, object_hook=from_data)`."""
     template, values = content.get("template"), content.get("values")
-    if len(content) != 2 or not isinstance(template, str) or not isinstance(values, dict):
+    named = content.keys() - {"text"} == {"template", "values"}
+    if not named or not isinstance(template, str) or not isinstance(values, dict):
         return content
     try:
         return Message(template, values)
