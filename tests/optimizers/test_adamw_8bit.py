@@ -16,6 +16,7 @@ import bitsandbytes
 import tightfit.optimizers.adamw_8bit as ours
 from tightfit.optimizers.adamw_8bit import AdamW8
 from tightfit.simulation.kernels.cpu import scratch
+from tightfit.strategies.base import Strategy
 from tightfit.strategies.recipe import parse_strategy
 
 SHAPES = ((96, 133), (129,), (3, 40, 50))
@@ -79,9 +80,11 @@ def test_scratch_memory_of_a_tile_is_as_simulated() -> None:
     assert allocated == pytest.approx(sum(predicted), rel=0.02)
 
 
-def test_the_warning_of_bitsandbytes_about_4_bit_kernels_is_silenced() -> None:
-    """On CPUs with bf16 it warns about missing kernels for 4-bit weights whenever it is imported."""
-    from bitsandbytes.backends.cpu import ops
-
+def test_the_warning_of_bitsandbytes_about_4_bit_kernels_is_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPUs with bf16 it warns about missing kernels for 4-bit weights when it is imported, and only then."""
+    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    before, levels = logger.level, list[int]()
+    monkeypatch.setattr(Strategy, "import_requirements", lambda: levels.append(logger.level))
     parse_strategy("adamw-8bit").import_requirements()
-    assert not ops.logger.isEnabledFor(logging.WARNING)
+    assert levels == [logging.ERROR]
+    assert logger.level == before
