@@ -163,7 +163,7 @@ def our_command(model: Path, files: list[str], steps: int, recipe: str, folder: 
     out = folder / f"run-{abs(hash(recipe))}"
     command = ["tightfit", "train", "--json", "--device", "cpu", "--out", str(out), "--model", str(model)]
     command += ["--random-weights", "--max-steps", str(steps), "--batch-size", str(BATCH), "--max-length", str(LENGTH)]
-    command += ["--data", files[1], "--validation", files[3], "--learning-rate", "2e-5"]
+    command += ["--data", files[1], "--validation", files[3], "--learning-rate", "2e-5", "--budget", "none"]
     return [*command, *(part for spec in recipe.split() for part in ("--use", spec))]
 
 

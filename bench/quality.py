@@ -108,7 +108,7 @@ def baseline(model: Path, train: Path, validation: Path, seed: int) -> dict[str,
 
 
 def ours(model: Path, train: Path, validation: Path, seed: int, use: list[str], out: Path) -> dict[str, float]:
-    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--out", out]
+    command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--budget", "none", "--out", out]
     command += ["--model", model, "--data", train, "--validation", validation, "--seed", seed]
     command += ["--batch-size", 32, "--max-length", 128, "--epochs", 1, "--learning-rate", 2e-5]
     record = json.loads(run([*command, *(part for spec in use for part in ("--use", spec))]))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quality import ROOT, SHARED
 from tightfit.comparison.comparison import find_recipes
-from tightfit.demo import demo_job
+from tightfit.demo import demo_weights
 from tightfit.job import Job
 from tightfit.strategies.recipe import Recipe
 
@@ -45,7 +45,7 @@ def main() -> None:
 def comparisons() -> dict[str, tuple[Job, list[str], list[Recipe]]]:
     hotels = SHARED / "data" / "ChnSentiCorp_htl_all.csv"
     large = Job(model=str(SHARED / "models" / "chinese-macbert-large"), data=str(hotels))
-    small = Job(model=demo_job().model, data=str(films()), max_length=64)
+    small = Job(model=str(demo_weights()), data=str(films()), max_length=64)
     specs = ["baseline", "micro-batch:size=1", "micro-batch:size=1 gradient-checkpointing adafactor", "freeze"]
     few = find_recipes(specs, small, "cpu")
     return {

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import architectures
 import plan_blocks
 import records
 import reliability
@@ -17,6 +18,7 @@ from tables import HEADINGS, gib, percent, table
 FOLDERS = {
     "bench": "Benchmarks; each writes what it measured to records/.",
     "docs": "Documentation; tables and pictures are generated.",
+    "fake_gpu": "Fake GPUs under the CUDA build of torch, for memory tests of GPU code: `make test-gpu`.",
     "records": "What was measured, as JSON.",
     "scripts": "The generator of the documentation: `make docs`.",
     "tests": "Tests; tests/stress injects faults into runs: `make test-stress`.",
@@ -148,6 +150,26 @@ def _spread(spread: records.Spread, language: str) -> str:
     )
 
 
+def gpu(language: str) -> str:
+    """GPU memory on fake GPUs: errors of all cells, by precision, model and recipe."""
+    cells = records.gpu_cells()
+    groups: dict[str, list[records.GpuCell]] = {{"en": "all", "zh": "全部"}[language]: cells}
+    for cell in cells:
+        groups.setdefault(cell.precision, []).append(cell)
+    for cell in sorted(cells, key=lambda cell: cell.model):
+        groups.setdefault(cell.model, []).append(cell)
+    for cell in sorted(cells, key=lambda cell: cell.recipe):
+        groups.setdefault(f"`{cell.recipe}`" if cell.recipe else BASELINE, []).append(cell)
+    rows = [(name, str(len(group)), *_gpu_errors(group)) for name, group in groups.items()]
+    return table(HEADINGS["gpu"][language], rows)
+
+
+def _gpu_errors(cells: list[records.GpuCell]) -> list[str]:
+    live, reserved = [cell.live for cell in cells], [cell.reserved for cell in cells]
+    medians = [f"{statistics.median(map(abs, errors)):.1%}" for errors in (live, reserved)]
+    return [medians[0], percent(max(live, key=abs)), medians[1], percent(min(reserved)), percent(max(reserved))]
+
+
 def published(language: str) -> str:
     """Error against published measurements, by source."""
     rows = []
@@ -202,8 +224,10 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "planning-time": plan_blocks.planning_time,
     "strategies": strategies,
     "memory": memory,
+    "architectures": architectures.block,
     "hard-limit": plan_blocks.hard_limit,
     "plan-choice": plan_blocks.plan_choice,
+    "gpu": gpu,
     "published": published,
     "published-rows": published_rows,
     "comparison": comparison,

@@ -17,6 +17,8 @@ Numbers come from records/, names and descriptions from src/tightfit; nothing in
     planning-time          how long planning takes                                          docs/benchmarks.md
     strategies             every strategy with settings, result, memory and description     docs/strategies.md
     memory                 predicted against measured peak, by model                        docs/accuracy.md
+    architectures          predicted against measured peak, by architecture                 docs/architectures.md
+    gpu                    simulated GPUs against torch's allocator on the fake GPU          docs/accuracy.md
     hard-limit             runs under a hard memory limit of exactly the budget             docs/accuracy.md
     plan-choice            the chosen recipe against its alternatives, measured             docs/accuracy.md
     published              error against published GPU measurements, by source              docs/accuracy.md

@@ -9,7 +9,7 @@ from typing import Any
 import records
 from records import record
 from source import format_seconds
-from tables import HEADINGS, PLANNING_TIMES, gib, table
+from tables import FINISHED, HEADINGS, PLANNING_TIMES, SCRIPTS, gib, mib, table
 
 _COMMAND = '$ tightfit plan --model hfl/chinese-macbert-large --data reviews.csv --device "GTX 1650 4GB"'
 _WIDTH = 112
@@ -64,6 +64,39 @@ def _limited(model: str, runs: list[records.LimitedRun]) -> tuple[str, ...]:
     budgets = ", ".join(run.budget for run in runs)
     used, ratios = _range([run.used for run in done], 2), _range([run.ratio for run in done], 3)
     return model, str(len(runs)), str(len(runs) - len(done)), recovered, budgets, used, ratios
+
+
+def tight_budget(language: str) -> str:
+    """Runs in cgroups of just the budget, planning included, by model."""
+    found = record("tight_budget")
+    rows = []
+    for model, smallest in found["smallest"].items():
+        runs = [run for name, run in found["runs"].items() if name.startswith(f"{model} x ")]
+        done = [run for run in runs if run["exit"] == 0]
+        rows.append(
+            (
+                model,
+                mib(smallest["peak_bytes"]),
+                ", ".join(mib(run["budget_bytes"]) for run in runs),
+                f"{len(done)} / {len(runs)}",
+                _range([run["peak_bytes"] / run["budget_bytes"] for run in done], 2),
+                _range([run["peak_bytes"] / run["predicted_bytes"] for run in done], 3),
+            )
+        )
+    return table(HEADINGS["tight-budget"][language], rows)
+
+
+def exported_scripts(language: str) -> str:
+    """Exported scripts in cgroups of just their budget."""
+    rows = []
+    for name, run in record("exported_scripts")["runs"].items():
+        kind = SCRIPTS[language][not run["is_plain"]]
+        used = run["peak_bytes"] / run["budget_bytes"]
+        finished = FINISHED[language][run["exit"] != 0]
+        rows.append(
+            (name.split()[0], kind, f"`{' '.join(run['recipe'])}`", mib(run["budget_bytes"]), finished, f"{used:.2f}")
+        )
+    return table(HEADINGS["exported-scripts"][language], rows)
 
 
 def _range(values: list[float], digits: int) -> str:

@@ -188,3 +188,35 @@ def _band(ratios: list[float]) -> list[float]:
     ordered = sorted(ratios)
     skip = int(_OUTLIERS * len(ordered))
     return [round(min(ordered[skip], 1.0), 3), round(max(ordered[-1 - skip], 1.0), 3)]
+
+
+# GPU memory, predicted and that of torch's allocator on a fake GPU.
+
+
+@dataclass(frozen=True)
+class GpuCell:
+    """A recipe on a model on a GPU: errors of the predicted peaks, as shares."""
+
+    model: str
+    recipe: str
+    precision: str
+    capability: str
+    live: float
+    reserved: float
+
+
+def gpu_cells() -> list[GpuCell]:
+    """The cells that were measured; one that failed has no phases."""
+    return [
+        GpuCell(
+            *(cell[name] for name in ("model", "recipe", "precision", "capability")),
+            *(_peak_error(cell[PHASES].values(), which) for which in ("live", "reserved")),
+        )
+        for cell in record("gpu")["cells"]
+        if PHASES in cell
+    ]
+
+
+def _peak_error(phases: Any, which: str) -> float:
+    predicted, measured = (max(phase[which][index] for phase in phases) for index in (0, 1))
+    return predicted / measured - 1

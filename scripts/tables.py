@@ -57,6 +57,21 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "en": ("model", "runs", "failed", "recovered", "budgets", "measured peak / budget", "measured / predicted"),
         "zh": ("模型", "次数", "失败", "中途恢复", "预算", "实测峰值 / 预算", "实测 / 预测"),
     },
+    "tight-budget": {
+        "en": (
+            "model",
+            "smallest recipe, predicted",
+            "budgets",
+            "finished",
+            "measured peak / budget",
+            "measured / predicted",
+        ),
+        "zh": ("模型", "最小方案的预测值", "预算", "完成", "实测峰值 / 预算", "实测 / 预测"),
+    },
+    "exported-scripts": {
+        "en": ("model", "script", "recipe", "budget", "finished", "measured peak / budget"),
+        "zh": ("模型", "脚本", "方案", "预算", "完成", "实测峰值 / 预算"),
+    },
     "comparison": {
         "en": ("", "peak, whole process", "predicted", "time per step"),
         "zh": ("", "整个进程的峰值", "预测", "每步用时"),
@@ -76,6 +91,10 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "memory": {
         "en": ("model", "parameters", "recipes", "median error", "lowest", "highest"),
         "zh": ("模型", "参数量", "方案数", "误差中位数", "最低", "最高"),
+    },
+    "gpu": {
+        "en": ("cells", "count", "live: median error", "largest", "reserved: median error", "lowest", "highest"),
+        "zh": ("范围", "条数", "已分配：误差中位数", "最大", "已保留：误差中位数", "最低", "最高"),
     },
     "published": {
         "en": ("source", "rows", "median absolute error", "lowest", "highest"),
@@ -128,6 +147,14 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def percent(share: float) -> str:
     return f"{share:+.1%}" if share else "0 %"
+
+
+SCRIPTS = {"en": ("transformers", "calls tightfit"), "zh": ("纯 transformers", "调用 tightfit")}
+FINISHED = {"en": ("yes", "no"), "zh": ("是", "否")}
+
+
+def mib(size: int) -> str:
+    return f"{size / 2**20:.0f} MiB"
 
 
 def gib(size: int) -> str:
