@@ -14,6 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # set before the hub client is imported: no 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models gain nothing from more threads, and tests run in parallel
 
+collect_ignore = ["gpu"]  # needs the CUDA build of torch: `make test-gpu`
 GOOD = ["clean", "quiet", "kind", "lovely", "warm", "friendly", "spotless", "generous", "calm", "bright"]
 BAD = ["dirty", "loud", "rude", "broken", "cold", "smelly", "damp", "noisy", "dark", "greedy"]
 FILLER = ["the", "room", "was", "and", "staff", "were", "bed", "it", "had", "a", "very", "breakfast"]

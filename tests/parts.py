@@ -10,13 +10,13 @@ from heads import build, make_batch
 
 from tightfit.data.batches import micro_batches
 from tightfit.data.batching import Batching
-from tightfit.device import Device
+from tightfit.device import Device, find_device
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
 
-CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
+CPU = find_device("cpu")
 GPU = Device("cuda", "a GPU simulated on the CPU", bf16=True, fp16=False, capability=86)
 OFFLOADING = ("offload-activations", "offload-optimizer")  # only a GPU has memory of its own
 ROWS, LENGTH = 8, 24

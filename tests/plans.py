@@ -33,7 +33,7 @@ def planner_of(folder: Path, device: Device = CPU, architecture: str = "Bert", l
     tokenizer: Any = SimpleNamespace(pad_token_id=0)
     lengths = Lengths.of(job, [3 + 7 * row % 46 for row in range(160)], [5 + row for row in range(30)])
     setup = SimulationSetup.of(job, device, Labels(("a", "b")), tokenizer)
-    return Planner(Simulation(setup, lengths, assume_padding=True, overhead=OVERHEAD), StepTime(RATES))
+    return Planner(Simulation(setup, lengths, overhead=OVERHEAD), StepTime(RATES))
 
 
 def budget(size: int, device: Device = CPU) -> Budget:

@@ -162,7 +162,7 @@ def test_a_worker_passes_on_plans_that_do_not_fit_relative_paths_and_own_loops(
 ) -> None:
     with process_lock.held():
         with pytest.raises(DoesNotFit) as caught:
-            plan(job, "100MB", device="T4 16GB")
+            plan(job, "520MB", device="T4 16GB")
         assert caught.value.plan.suggestions
         with pytest.raises(BadInput, match="There is no model folder"):
             estimate(job.model_copy(update={"model": "./nowhere"}), device="T4 16GB")
@@ -207,6 +207,17 @@ def trace_on_real_tensors(job: Job) -> None:
     """As `estimate(probe=True)` does for a model that cannot be simulated."""
     setup = Simulation.of(job, find_device("cpu")).setup
     setup._trace_training(tightfit.Recipe(), lambda parts: BatchShapes([(2, 8)], [(2, 8)]), fake=False)
+
+
+def test_plan_and_estimate_name_the_same_peak_of_a_recipe(
+    tiny_model: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the longest rows of small micro-batches are all truncated, so that none of them has a padding mask."""
+    monkeypatch.setattr(calibrate, "cpu_rates", lambda: RATES)
+    job = Job(model=str(tiny_model), data=str(reviews), batch_size=8, max_length=6, random_weights=True)
+    planned = plan(job, "64GB", device="cpu")
+    for option in (planned.baseline, planned.chosen, *planned.alternatives):
+        assert estimate(job, option.recipe, device="cpu").peak == option.peak
 
 
 def test_library_calls_leave_the_settings_of_the_process_alone(job: Job, tmp_path: Path) -> None:

@@ -26,7 +26,10 @@ from typer.testing import CliRunner
 import tightfit
 from tightfit import compat
 from tightfit.compat import FakeTensor, FakeTensorMode, TorchDispatchMode
+from tightfit.device import GPUS
 from tightfit.simulation import op_counts
+from tightfit.simulation.simulate import fake_tensors
+from tightfit.strategies.adamw import AdamW
 from tightfit.training.trainer import Trainer
 from tightfit.training.trainer_checkpoints import CheckpointTrainer
 
@@ -264,6 +267,25 @@ def test_read_scalar_and_index_put() -> None:
     assert values.tolist() == [[5, 0], [0, 5]]
 
 
+def test_grouped_products_and_unique() -> None:
+    with Recorder() as recorder:
+        torch.unique(torch.tensor([1, 2, 1]))
+    assert compat.unique_values in recorder.operations
+    rows, weights, ends = torch.ones(16, 16), torch.ones(1, 16, 16), torch.tensor([16], dtype=torch.int32)
+    products = compat.grouped_mm(rows.bfloat16(), weights.bfloat16(), ends)
+    assert products.shape == (16, 16)
+
+
+def test_the_last_learning_rate_of_a_schedule() -> None:
+    schedule = torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), lambda step: 1.0)
+    compat.set_last_lr(schedule, [0.25])
+    assert schedule.get_last_lr() == [0.25]
+
+
+def test_the_name_in_a_config() -> None:
+    assert transformers.BertConfig(**{compat.NAME_IN_CONFIG: "some/model"}).name_or_path == "some/model"
+
+
 def test_op_kinds_name_existing_operations() -> None:
     assert [name for name in op_counts._KIND_OF if not hasattr(torch.ops.aten, name)] == []
 
@@ -371,6 +393,52 @@ def test_a_scaler_can_unscale_again_after_a_reset() -> None:
         scaler.unscale_(optimizer)
     compat.reset_unscaled(scaler)
     scaler.unscale_(optimizer)
+
+
+def test_adamw_asks_for_a_gpu_only_if_parameters_are_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch sees a GPU, a step on the CPU would initialize CUDA: 50 MB, and no fork afterwards."""
+
+    def fail() -> None:
+        raise AssertionError("CUDA would be initialized")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", fail)
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    with pytest.raises(AssertionError):
+        torch.optim.AdamW([parameter]).step()
+    optimizer = AdamW().build([{"params": [parameter]}], 0.1)
+    optimizer.step()
+    with fake_tensors(GPUS["T4 16GB"]):
+        fake = torch.nn.Parameter(torch.ones(3))
+        fake.grad = torch.ones(3)
+        torch.optim.AdamW([fake]).step()
+    assert hasattr(optimizer, compat.GRAPH_CAPTURE_CHECK)
+
+
+def test_autocast_has_kernels_for_some_ops_only() -> None:
+    assert "pow.Tensor_Scalar" in compat.autocast_ops("CUDA") - compat.autocast_ops("CPU")
+    assert "mm" in compat.autocast_ops("CUDA") & compat.autocast_ops("CPU")
+
+
+def test_autocast_can_have_kernels_for_more_ops() -> None:
+    def twice(keys: Any, values: torch.Tensor) -> Any:
+        return torch.ops.aten.exp.default.redispatch(compat.below_autocast(keys), values + values)
+
+    ones, twos = torch.ones(2), 2 * torch.ones(2)
+    with compat.cpu_autocast_kernels([("exp", twice)]), torch.autocast("cpu", torch.bfloat16):
+        changed = ones.exp()
+    with torch.autocast("cpu", torch.bfloat16):
+        unchanged = ones.exp()
+    assert torch.equal(changed, twos.exp())
+    assert torch.equal(unchanged, ones.exp())
+
+
+def test_softmax_reads_16_bits_and_writes_fp32() -> None:
+    with FakeTensorMode():
+        states = torch.ones(2, 3, dtype=torch.float16)
+        results = [compat.softmax_in_fp32(states, 1, is_log=is_log) for is_log in (False, True)]
+    assert [result.dtype for result in results] == [torch.float32] * 2
 
 
 # transformers

@@ -95,7 +95,7 @@ def test_an_error_that_cannot_be_pickled_is_passed_on_as_its_message() -> None:
 
 def test_two_threads_may_map_in_forks_at_once() -> None:
     def squares(offset: int) -> list[tuple[int, int]]:
-        return list(map_in_forks(lambda item: (item + offset) ** 2, [1, 2, 3]))
+        return list(map_in_forks(lambda item: (item + offset) ** 2, [1, 2, 3], 2))
 
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(squares, [0, 10]))

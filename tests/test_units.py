@@ -10,7 +10,7 @@ from tightfit.units import format_bytes, format_count, format_seconds, parse_byt
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4GB", 4 << 30), ("3.5 GiB", 7 << 29), ("512M", 512 << 20), ("1tb", 1 << 40), ("100", 100), (" 2 kb ", 2048)],
+    [("4GB", 4 << 30), ("3.5 GiB", 7 << 29), ("512M", 512 << 20), ("1tb", 1 << 40), ("100B", 100), (" 2 kb ", 2048)],
 )
 def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_bytes(text) == size
@@ -22,6 +22,14 @@ def test_sizes_are_parsed(text: str, size: int) -> None:
 )
 def test_invalid_sizes_get_a_suggestion(text: str, suggestion: str) -> None:
     with pytest.raises(BadInput, match=f"write it like {suggestion}"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("4", "4GB"), (" 3.5 ", "3.5GB"), ("4096", "4096MB"), ("4294967296", "4294967296B")]
+)
+def test_a_number_without_a_unit_is_refused(text: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=f"'{text}' has no unit: did you mean {meant}?"):
         parse_bytes(text)
 
 

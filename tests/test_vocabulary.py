@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src", "tests", "bench", "scripts", "docs")
+FOLDERS = ("src", "tests", "bench", "scripts", "docs", "fake_gpu")
 SUFFIXES = {".py", ".md", ".html", ".jinja"}
 EXEMPT = {Path(__file__), ROOT / "docs" / "log.md"}  # the log is history: its glossary explains the old words
 BANNED = re.compile(

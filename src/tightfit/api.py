@@ -7,20 +7,32 @@ here, which is faster.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tightfit.activity import PLANNING, Activities, activity
 from tightfit.comparison.comparison import Comparison, find_recipes
 from tightfit.comparison.runner import run_comparison
-from tightfit.device import Budget, Device, find_device_or_gpu
+from tightfit.device import AUTO, Budget, Device, find_device_or_gpu
+from tightfit.errors import FolderInUse
 from tightfit.job import Job
 from tightfit.planning.constraints import Constraints
+from tightfit.planning.selection import Selection, is_chosen
 from tightfit.processes import Worker, process_lock
 from tightfit.report.model_card import write_card
+from tightfit.report.progress import Terminal
+from tightfit.runs.default_folder import new_run_folders, unfinished_run
+from tightfit.runs.folder import check_run_folder
+from tightfit.runs.lock import locked_folder
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import check_task
+from tightfit.training.select_apart import Request, select_apart
 
 if TYPE_CHECKING:
     from tightfit.planning.plan import Plan
@@ -40,24 +52,27 @@ def plan(
     use: Sequence[str] = (),
     avoid: Sequence[str] = (),
     allow: str = "close",
+    take: int | None = None,
 ) -> Plan:
     """Choose a recipe that fits the budget: the fastest with result `same`, else the fastest with result `close`.
 
-    Raises DoesNotFit with the closest plan if none fits.
+    Without a budget, or with "auto", the budget is what the device has free now, and the baseline is chosen if it fits.
+    Raises DoesNotFit with the closest plan if no recipe fits. With `take=2`, the second alternative is chosen instead.
 
     `use` pins strategies, `avoid` excludes some, and `allow="different"` also allows those that change what is trained.
     The batch size, the epochs and the learning rate never change.
     """
+    constraints = Constraints.of(use, avoid, allow)
     limit = budget if isinstance(budget, Budget) else Budget.of(budget, device)
-    made = _run_alone(_plan, job.resolve_paths(), limit, Constraints.of(use, avoid, allow))
+    made = _run_alone(_plan, _checked(job), limit, constraints, take)
     return replace(made, job=job)  # with the given batch size: the data may have more rows when it is trained
 
 
-def _plan(job: Job, budget: Budget, constraints: Constraints) -> Plan:
+def _plan(job: Job, budget: Budget, constraints: Constraints, take: int | None) -> Plan:
     import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
     from tightfit.planning.planner import Planner
 
-    return Planner.of(job, budget.device).plan(budget, constraints)
+    return Planner.of(job, budget.device).plan(budget, constraints, take)
 
 
 def estimate(
@@ -73,7 +88,7 @@ def estimate(
     if not isinstance(job, Job):
         return _run_alone(_estimate_loop, job, where)
     recipe = use if isinstance(use, Recipe) else Recipe.parse([use] if isinstance(use, str) else use)
-    return _run_alone(_estimate, job.resolve_paths(), recipe, where, probe)
+    return _run_alone(_estimate, _checked(job), recipe, where, probe)
 
 
 def _estimate(job: Job, recipe: Recipe, device: Device, probe: bool) -> Estimate:
@@ -93,6 +108,12 @@ def _estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
     return estimate_loop(build, device)
 
 
+def _checked(job: Job) -> Job:
+    """The job with absolute paths; BadInput if its task does not have the metric or the label that it names."""
+    check_task(job)
+    return job.resolve_paths()
+
+
 def _run_alone(function: Callable[..., T], *args: Any) -> T:
     """Call a function that simulates: here, or in the worker if another thread may need this process as it is.
 
@@ -109,7 +130,7 @@ def train(
     job: Job,
     use: str | Sequence[str] = (),
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     device: str | None = None,
     budget: str | int | None = None,
     avoid: Sequence[str] = (),
@@ -119,38 +140,100 @@ def train(
     report_to: Sequence[str] = (),
     quiet: bool = False,
     save_every: str = SAVE_EVERY,
+    keep_checkpoints: int = 2,
     preflight: bool = True,
     measure_only: bool = False,
 ) -> Run:
-    """Train a job with the strategies in `use` and write the trained model and run.json to `out`.
+    """Train a job and write the trained model and run.json to `out`.
 
-    With a budget, the recipe is chosen as by `plan`: `use` pins strategies, and `planned` is the recipe of an earlier
-    plan, used unchanged if it still fits. The run is limited to the budget, and if its pre-flight fails, a smaller
-    recipe is chosen. A resumed run keeps its recipe.
-    Checkpoints are saved at the end of each epoch and every `save_every` ("100 steps" or "30 minutes").
+    | budget | the recipe |
+    | --- | --- |
+    | None (default), without `use` | as with "auto" |
+    | None (default), with `use` | exactly the strategies in `use` |
+    | "auto" | the baseline if it fits what the device has free now, else as `plan` chooses for that |
+    | a size: "4GB", or bytes as int | as `plan` chooses for it; the run is limited to it |
+    | "none" | exactly the strategies in `use`, the baseline if there are none |
+
+    Where a recipe is chosen, `use` pins strategies, `planned` is the recipe of an earlier plan, used unchanged if it
+    still fits, and if the pre-flight fails, a smaller recipe is chosen. A resumed run keeps its recipe.
+    Without `out`, the folder is `runs/MODEL-DATA-NUMBER`; with `resume`, the newest unfinished run of this job there.
+    Checkpoints are saved at the end of each epoch and every `save_every` ("100 steps" or "30 minutes"); of a finished
+    run the last `keep_checkpoints` stay.
     With `preflight`, the largest batches, a save and a load are tried before the first step.
     With `measure_only`, evaluation runs its largest batch only: enough to measure memory and time, not quality.
     """
-    from tightfit.report.progress import Terminal
-    from tightfit.training.run import run_job
-
-    return run_job(
+    started = time.perf_counter()
+    arguments = {
+        "device": device,
+        "budget": budget,
+        "avoid": avoid,
+        "allow": allow,
+        "planned": planned,
+        "resume": resume,
+        "report_to": report_to,
+        "save_every": save_every,
+        "keep_checkpoints": keep_checkpoints,
+        "preflight": preflight,
+        "measure_only": measure_only,
+    }
+    run_in = partial(
+        _train,
         job,
         [use] if isinstance(use, str) else list(use),
-        out=Path(out),
-        terminal=Terminal(quiet=quiet),
-        write_card=write_card,
-        device=device,
-        budget=budget,
-        avoid=avoid,
-        allow=allow,
-        planned=planned,
-        resume=resume,
-        report_to=report_to,
-        save_every=save_every,
-        preflight=preflight,
-        measure_only=measure_only,
+        Terminal(quiet=quiet),
+        started,
+        arguments,
     )
+    if out is None and resume:
+        out = unfinished_run(job.model_dump())
+    if out is not None:
+        return run_in(Path(out))
+    for folder in new_run_folders(job):
+        with contextlib.suppress(FolderInUse):  # started at the same moment: take the next number
+            return run_in(folder)
+    raise AssertionError("folders are numbered without end")
+
+
+def _train(
+    job: Job, specs: list[str], terminal: Terminal, started: float, arguments: dict[str, Any], folder: Path
+) -> Run:
+    """Select a recipe in a process of its own, if memory is short; then train."""
+    with Activities(terminal, started).followed() as activities, locked_folder(folder):
+        selected = _select_apart(job, specs, folder, **arguments)
+        from tightfit.training.run import run_job  # now: a selection needs the memory of the libraries it imports
+
+        return run_job(
+            job,
+            specs,
+            out=folder,
+            terminal=terminal,
+            activities=activities,
+            selected=selected,
+            write_card=write_card,
+            **arguments,
+        )
+
+
+def _select_apart(
+    job: Job,
+    specs: list[str],
+    folder: Path,
+    *,
+    device: str | None,
+    budget: str | int | None,
+    avoid: Sequence[str],
+    allow: str,
+    planned: Sequence[str] | None,
+    resume: bool,
+    **others: Any,
+) -> Selection | None:
+    constraints = Constraints.of(specs, avoid, allow)
+    given = None if planned is None else Recipe.parse(planned)
+    if resume or not is_chosen(budget, given or Recipe.parse(specs)):
+        return None
+    check_run_folder(folder, resume=False)
+    with activity(PLANNING):
+        return select_apart(Request(_checked(job), budget or AUTO, device, constraints, given))
 
 
 def compare(
@@ -171,10 +254,8 @@ def compare(
     is trained for `steps` steps, or with `full` for all epochs, once per seed. Calling it again continues an
     interrupted comparison.
     """
-    from tightfit.report.progress import Terminal
-
     return run_comparison(
-        job.resolve_paths(),
+        _checked(job),
         find_recipes(recipes, job, device),
         train=train,
         steps=None if full else steps,

@@ -11,8 +11,9 @@ one for every operation import it at their top, and then call the library's own 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from operator import attrgetter, methodcaller
@@ -64,6 +65,9 @@ _ALIASES = {
     # torch: the operations behind tensor.item() and behind writing to tensor[mask]
     "read_scalar": "torch:ops.aten._local_scalar_dense.default",
     "index_put_in_place": "torch:ops.aten._index_put_impl_.default",
+    # torch: the products of groups of rows, as mixtures of experts use them, and the operation of torch.unique
+    "grouped_mm": "torch:ops.aten._grouped_mm.default",
+    "unique_values": "torch:ops.aten._unique2.default",
     # transformers: the names of the functions that initialize weights, and the modules of torch that import them
     "INITIALIZERS": "transformers.initialization:TORCH_INIT_FUNCTIONS",
     "MODULES_WITH_INITIALIZERS": "transformers.initialization:TORCH_MODULES_TO_PATCH",
@@ -170,6 +174,67 @@ def has_avx512_bf16() -> bool:
 def wrap_check(module: ModuleType, wrap: Callable[[Any], Any]) -> None:
     """Wrap the function behind torch._check; `module` is torch while it is being imported."""
     module.__dict__["_check_with"] = wrap(module._check_with)
+
+
+NAME_IN_CONFIG = "_name_or_path"
+"""The key of a model's config.json with the id that it was loaded by, which older versions of transformers wrote."""
+
+
+def set_last_lr(schedule: Any, rates: list[float]) -> None:
+    """Set the learning rates that a schedule reports as its last ones."""
+    schedule._last_lr = rates
+
+
+GRAPH_CAPTURE_CHECK = "_accelerator_graph_capture_health_check"
+"""The method of Optimizer that checks, in each step of AdamW, whether a CUDA graph is being captured."""
+
+
+def use_cuda_only_on_gpu(optimizer: torch.optim.Optimizer) -> None:
+    """Skip that check for parameters on the CPU: it initializes CUDA in every process that sees a GPU."""
+    if not any(parameter.is_cuda for group in optimizer.param_groups for parameter in group["params"]):
+        assert hasattr(optimizer, GRAPH_CAPTURE_CHECK)
+        setattr(optimizer, GRAPH_CAPTURE_CHECK, _do_nothing)
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def autocast_ops(device: str) -> set[str]:
+    """The ops that autocast has a kernel for on "CPU" or "CUDA", such as `pow.Tensor_Scalar`."""
+    import torch
+
+    names = torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device}")
+    return {name.removeprefix("aten::") for name in names if name.startswith("aten::")}
+
+
+@contextlib.contextmanager
+def cpu_autocast_kernels(kernels: Iterable[tuple[str, Callable[..., Any]]]) -> Iterator[None]:
+    """Inside, the CPU's autocast calls these functions for these ops, with the dispatch keys before the arguments."""
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name, kernel in kernels:
+            library.impl(name, kernel, "AutocastCPU", with_keyset=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def below_autocast(keys: Any) -> Any:
+    """The dispatch keys that come after those of the CPU's autocast."""
+    import torch
+
+    return keys & torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
+
+
+def softmax_in_fp32(states: torch.Tensor, dim: int, *, is_log: bool) -> torch.Tensor:
+    """The softmax of 16-bit values in fp32, by the kernel that converts them as it reads them."""
+    import torch
+
+    function = torch._log_softmax if is_log else torch._softmax
+    return function(states, dim, True)
 
 
 def reset_unscaled(scaler: Any) -> None:

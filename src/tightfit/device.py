@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tightfit.errors import BadInput, suggest
-from tightfit.gpus import APPLE, CUDA_CONTEXT, GPU, NVIDIA
+from tightfit.compat import has_avx512_bf16
+from tightfit.errors import BadInput, closest_name, suggest
+from tightfit.gpus import CUDA_CONTEXT, GPU, TYPICAL_MULTIPROCESSORS, find_gpus, gpu_table, usable
 from tightfit.messages import Message, msg
+from tightfit.processes import run_in_fork
+from tightfit.system import total_memory, usable_memory
 from tightfit.units import format_bytes, parse_bytes
 
 KINDS = ("cpu", "cuda", "mps")
-_GIB = 1 << 30
+_HABITS = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "amd": "cuda", "metal": "mps", "apple": "mps"}
+"""What people call a device, and its name in torch."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The CPU, a GPU of this machine, or a GPU from the table that is only planned for."""
+    """The CPU, a GPU of this machine, or one that is only planned for: from the table, or any of a given size."""
 
     name: str
     """As torch writes it: cpu, cuda:0, mps."""
@@ -26,14 +30,23 @@ class Device:
     """As messages and reports print it: RTX 3050 4GB."""
     bf16: bool
     fp16: bool
+    bf16_products: bool = True
+    """Whether it multiplies bf16 matrices as they are; a CPU without such instructions does so in fp32, and rounds."""
     total_bytes: int | None = None
     """The device's memory; None if unknown."""
     context_bytes: int = 0
     """What the CUDA context takes before any tensor is allocated."""
     capability: int = 0
     """CUDA compute capability, as 86 for 8.6."""
+    multiprocessors: int = 0
+    """Of a CUDA GPU: some kernels take buffers for each."""
     host_bytes: int | None = None
     """Host memory beside a GPU; None for a GPU that is not in this machine."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is in this machine, as far as its free memory is known."""
+        return self.kind == "cpu" or self.host_bytes is not None
 
     @property
     def kind(self) -> str:
@@ -57,31 +70,58 @@ def find_device(name: str | None = None) -> Device:
 
 
 def find_device_or_gpu(name: str | None = None) -> Device:
-    """A device of this machine, or a GPU from the table that need not be here: for estimates, not for training."""
+    """A device of this machine, or a GPU that need not be here: for estimates, not for training."""
     if name is not None and (gpu := find_gpu(name)):
         return gpu
     if name is None or name.partition(":")[0] in KINDS:
         return find_device(name)
-    raise BadInput(_no_device(name, [*KINDS, *GPUS]))
+    raise BadInput(_no_gpu(name))
 
 
 def _unknown_device(name: str) -> Message:
-    if gpu := find_gpu(name):
+    gpu = find_gpu(name)
+    if gpu is None:
+        return msg("There is no device '{name}': {suggestion}", name=name, suggestion=suggest(_meant(name), KINDS))
+    if _ANY_GPU.fullmatch(name):
         return msg(
-            "'{gpu}' is for estimates only; training runs on this machine: use --device cuda or cpu.", gpu=gpu.label
+            "'--device {size}' is for estimates only; training runs on this machine: use --device cuda or cpu, "
+            "and --budget {size} to limit it.",
+            size=gpu.label.rpartition(" ")[2],
         )
-    return _no_device(name, KINDS)
+    return msg("'{gpu}' is for estimates only; training runs on this machine: use --device cuda or cpu.", gpu=gpu.label)
 
 
-def _no_device(name: str, known: Iterable[str]) -> Message:
-    return msg("There is no device '{name}': {suggestion}", name=name, suggestion=suggest(name, known))
+def _no_gpu(name: str) -> Message:
+    near = closest_name(_meant(name), [*KINDS, *GPUS])
+    if near is None:
+        return msg(
+            "There is no device '{name}': use cpu, cuda, a GPU such as 'RTX 3060 12GB', or its memory: --device 6GB.",
+            name=name,
+        )
+    return msg(
+        "There is no device '{name}': did you mean '{near}'? For a GPU that is not listed, give its memory: "
+        "--device 6GB.",
+        name=name,
+        near=near,
+    )
+
+
+def _meant(name: str) -> str:
+    """The name in torch of what people call a device: `gpu`, `GPU:0`, `nvidia`."""
+    return _HABITS.get(re.sub(r"[^a-z]+[0-9]*$", "", name.lower()), name)
 
 
 def _cpu() -> Device:
-    import psutil
+    import torch
 
-    # torch computes bf16 on every CPU; fp16 needs gradient scaling, which is for GPUs only.
-    return Device("cpu", msg("this machine's CPU"), bf16=True, fp16=False, total_bytes=psutil.virtual_memory().total)
+    return Device(
+        "cpu",
+        msg("this machine's CPU"),
+        bf16=True,  # torch computes bf16 on every CPU
+        fp16=False,  # needs gradient scaling, which is for GPUs only
+        bf16_products="SVE" in torch.backends.cpu.get_cpu_capability() or has_avx512_bf16(),
+        total_bytes=total_memory(),
+    )
 
 
 def _mps() -> Device:
@@ -93,7 +133,6 @@ def _mps() -> Device:
 
 
 def _cuda(index: int) -> Device:
-    import psutil
     import torch
 
     count = torch.cuda.device_count()
@@ -115,6 +154,9 @@ def _cuda(index: int) -> Device:
             )
         )
     properties = torch.cuda.get_device_properties(index)
+    capability = 10 * properties.major + properties.minor
+    if not has_kernels_for(capability, torch.cuda.get_arch_list()):
+        raise BadInput(_no_kernels(properties.name, capability, torch.cuda.get_arch_list()))
     return Device(
         f"cuda:{index}",
         properties.name,
@@ -122,50 +164,108 @@ def _cuda(index: int) -> Device:
         fp16=True,
         total_bytes=properties.total_memory,
         context_bytes=CUDA_CONTEXT,
-        capability=10 * properties.major + properties.minor,
-        host_bytes=psutil.virtual_memory().total,
+        capability=capability,
+        multiprocessors=properties.multi_processor_count,
+        host_bytes=total_memory(),
     )
 
 
-# GPUs from the table
+def has_kernels_for(capability: int, built_for: Sequence[str]) -> bool:
+    """Whether a build of torch has kernels for a GPU: machine code of its generation, or code to compile for it."""
+    versions = [(kind, int(number)) for kind, number in map(_architecture, built_for) if number]
+    if not versions:  # nothing is known, or the GPU is not by NVIDIA
+        return True
+    return any(
+        version <= capability and (kind == "compute" or version // 10 == capability // 10) for kind, version in versions
+    )
 
 
-def _nvidia(gpu: GPU) -> Device:
+def _architecture(name: str) -> tuple[str, str]:
+    """`sm_90a` as ("sm", "90")."""
+    kind, _, number = name.partition("_")
+    return kind, re.sub(r"\D", "", number)
+
+
+def _no_kernels(gpu: str, capability: int, built_for: Sequence[str]) -> Message:
+    oldest = min(int(number) for _, number in map(_architecture, built_for))
+    advice = msg("a build for CUDA 12.6, which still supports it") if capability < oldest else msg("a newer version")
+    return msg(
+        "This build of torch has no kernels for {gpu} (compute capability {capability}; it was built for {built_for}): "
+        "install {advice}, or use --device cpu.",
+        gpu=gpu,
+        capability=_dotted(capability),
+        built_for=", ".join(_dotted(int(number)) for _, number in map(_architecture, built_for)),
+        advice=advice,
+    )
+
+
+def _dotted(capability: int) -> str:
+    return f"{capability // 10}.{capability % 10}"
+
+
+# GPUs that need not be here: those of the table, and any of a given size.
+
+
+def _from_table(gpu: GPU) -> Device:
     return Device(
         "cuda",
-        gpu.name,
+        gpu.label,
         bf16=gpu.capability >= 80,
         fp16=True,
-        total_bytes=int(gpu.gib * _GIB),
+        total_bytes=gpu.memory,
         context_bytes=CUDA_CONTEXT,
         capability=gpu.capability,
+        multiprocessors=gpu.multiprocessors,
     )
 
 
-def _apple(gpu: GPU) -> Device:
+GPUS = {gpu.label: _from_table(gpu) for gpu in gpu_table()}
+_ANY_GPU = re.compile(r"\s*(?:(apple|mac)|gpu)?\s*(\d+(?:\.\d+)?)\s*gi?b\s*(?:gpu)?\s*", re.IGNORECASE)
+_TURING = 75
+
+
+def any_gpu(total_bytes: int | None, label: str) -> Device:
+    """An NVIDIA GPU of which only the memory is known; what Turing and later have is assumed."""
+    return Device(
+        "cuda",
+        label,
+        bf16=False,
+        fp16=True,
+        total_bytes=total_bytes,
+        context_bytes=CUDA_CONTEXT,
+        capability=_TURING,
+        multiprocessors=TYPICAL_MULTIPROCESSORS,
+    )
+
+
+def _apple(gb: float) -> Device:
     """Metal allows one process two thirds of a small Mac's memory and three quarters of a large one's."""
-    share = 2 / 3 if gpu.gib <= 36 else 3 / 4
-    return Device("mps", gpu.name, bf16=True, fp16=True, total_bytes=int(gpu.gib * share * _GIB))
-
-
-GPUS = {gpu.label: gpu for gpu in [*map(_nvidia, NVIDIA), *map(_apple, APPLE)]}
+    share = 2 / 3 if gb <= 36 else 3 / 4
+    return Device("mps", f"Apple {gb:g}GB", bf16=True, fp16=True, total_bytes=int(gb * share * (1 << 30)))
 
 
 def find_gpu(name: str) -> Device | None:
-    """The GPU called `RTX 3050 4GB`, `rtx3050`, `3050` or `Tesla T4`; without a size, the smallest of that name."""
-    wanted = _normalize(name)
-    for label, gpu in GPUS.items():
-        names = (_normalize(label), _normalize(label.rpartition(" ")[0]))
-        if wanted in names or wanted in (re.sub(r"^(rtx|gtx)", "", known) for known in names):
-            return gpu
-    return None
+    """The GPU called `RTX 3050 4GB`, `rtx3060 laptop` or `Tesla T4`, or any of `6GB`; BadInput if it may be several."""
+    if match := _ANY_GPU.fullmatch(name):
+        gb = float(match[2])
+        return _apple(gb) if match[1] else any_gpu(usable(gb), f"GPU {gb:g}GB")
+    gpus = find_gpus(name)
+    if len(gpus) > 1:
+        raise BadInput(_ambiguous(name, gpus))
+    return GPUS[gpus[0].label] if gpus else None
 
 
-def _normalize(name: str) -> str:
-    return re.sub(r"nvidia|geforce|tesla|gib$|gb$|[^a-z0-9]", "", name.lower())
+def _ambiguous(name: str, gpus: Sequence[GPU]) -> Message:
+    return msg(
+        "'{name}' may be one of several GPUs: choose from {gpus}.", name=name, gpus=[f"'{gpu.label}'" for gpu in gpus]
+    )
 
 
 # Budgets
+
+
+AUTO, NONE = "auto", "none"
+"""Words for a budget: what the device has free now, and no limit."""
 
 
 @dataclass(frozen=True)
@@ -174,13 +274,15 @@ class Budget:
 
     size: int
     device: Device
+    is_auto: bool = False
+    """Whether it is what the device has free, and not a size that was given."""
 
     @classmethod
     def of(cls, size: str | int | None = None, device: Device | str | None = None) -> Budget:
-        """Parse a size such as "4GB"; without one, the budget is the device's available memory."""
+        """Parse a size such as "4GB"; without one, or with "auto", it is what the device has free now."""
         where = device if isinstance(device, Device) else find_device_or_gpu(device)
-        if size is None:
-            return cls(_available(where), where)
+        if size is None or size == AUTO:
+            return cls(_usable(where), where, is_auto=True)
         return cls(parse_bytes(size) if isinstance(size, str) else size, where)
 
     @cached_property
@@ -199,16 +301,26 @@ class Budget:
     @property
     def title(self) -> Message:
         """Its size and device, for messages."""
+        if self.is_auto and self.device.is_here:
+            return msg("{size} free on {device}", size=format_bytes(self.size), device=self.device.label)
         return msg("{size} on {device}", size=format_bytes(self.size), device=self.device.label)
 
     def __str__(self) -> str:
         return self.title
 
 
-def _available(device: Device) -> int:
-    """All of a GPU's memory; on the CPU, what other processes leave free."""
-    if device.kind != "cpu":
-        return device.total_bytes or 0
-    import psutil
+def _usable(device: Device) -> int:
+    """What this process may take of the device's memory; all of it where that is unknown, as for a GPU elsewhere."""
+    if device.kind == "cpu":
+        return usable_memory()
+    if device.is_here:
+        return run_in_fork(_usable_cuda, device)  # in a fork, as asking creates a CUDA context
+    return device.total_bytes or 0
 
-    return int(psutil.virtual_memory().available)
+
+def _usable_cuda(device: Device) -> int:
+    """The context that this call has created is not free, but it is part of the budget."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device.name)
+    return int(min(total, free + device.context_bytes + torch.cuda.memory_reserved(device.name)))

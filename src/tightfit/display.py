@@ -6,17 +6,13 @@ The only module that imports a higher layer (`report`), and only when something 
 from __future__ import annotations
 
 
-class HTMLDisplay:
-    """A result that notebooks show as HTML."""
+class Display:
+    """A result that notebooks show as HTML and print() as a table."""
 
     def _repr_html_(self) -> str:
         from tightfit.report import as_html
 
         return as_html(self)
-
-
-class Display(HTMLDisplay):
-    """A result that notebooks show as HTML and print() as a table."""
 
     def __str__(self) -> str:
         from tightfit.report import as_text

@@ -6,13 +6,14 @@ TightfitError            exit code
 │   ├── ModelError               the model: folder, config, tokenizer, weights
 │   ├── RecipeError              a strategy, its settings, or two in conflict
 │   └── OutputError              the run folder or its disk
+│       └── FolderInUse              another process writes into it
 ├── DoesNotFit               1   no recipe fits the budget; carries the closest plan
 ├── RunFailed                1   a run failed after it had started
 │   ├── LossNotFinite            the loss became NaN or infinite
 │   ├── OutOfMemory              memory ran out at the smallest micro-batch
 │   │   └── PreflightFailed          found before the first step
 │   └── SaveFailed               a checkpoint or the model could not be written
-└── Interrupted          130, 143   Ctrl-C or SIGTERM: a checkpoint was written first
+└── Interrupted          130, 143   Ctrl-C or SIGTERM
 """
 
 from __future__ import annotations
@@ -86,8 +87,15 @@ class OutputError(BadInput):
     """The run folder or its disk."""
 
 
+class FolderInUse(OutputError):
+    """Another process writes into the folder."""
+
+
 class DoesNotFit(TightfitError):
-    """No recipe fits the budget. Carries the closest plan, with options to make it fit."""
+    """No recipe fits the budget. Carries the closest plan, with options to make it fit.
+
+    The plan is None if the budget is too small for the process and the weights: then nothing was planned.
+    """
 
     def __init__(self, message: Message, plan: Any) -> None:
         super().__init__(message)
@@ -118,11 +126,16 @@ class SaveFailed(RunFailed):
     """A checkpoint or the model could not be written."""
 
 
-class Interrupted(TightfitError):
-    """Ctrl-C or SIGTERM: a checkpoint was written first."""
+STOPPED = msg("stopped.")
 
-    def __init__(self, message: Message, signal_number: int) -> None:
+
+class Interrupted(TightfitError):
+    """Ctrl-C or SIGTERM; the message says what was kept, such as a checkpoint."""
+
+    def __init__(self, message: Message, signal_number: int, result: Any = None) -> None:
         super().__init__(message)
+        self.result = result
+        """What was done until then, where it is of use."""
         self.exit_code = 128 + signal_number
 
 

@@ -1,69 +1,137 @@
 """GPUs: memory and speed of common models, to plan for one that is not in this machine.
 
-Memory is what torch reports as the GPU's total, a little less than advertised. Speeds are from the vendors' data
-sheets; none of them was measured here.
+The table is `gpus.csv`, from published specifications: no GPU was measured by this project.
 """
 
 from __future__ import annotations
 
+import csv
 import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 CUDA_CONTEXT = 512 << 20
 """Bytes of the CUDA context and the loaded kernels: 0.3 to 0.6 GiB since CUDA 11.7 loads kernels lazily."""
+_GIB = 1 << 30
+_FILE = Path(__file__).with_name("gpus.csv")
 
 
-class GPU(NamedTuple):
-    """One row of the table: a GPU model."""
+class Speed(NamedTuple):
+    """Published speed; a GPU reaches it only in large matmuls and long memory transfers."""
 
-    name: str
-    gib: float
-    """Memory that torch reports."""
-    capability: int
-    """CUDA compute capability, as 86 for 8.6."""
     fp32_tflops: float
     fp16_tflops: float
     """With fp32 accumulation."""
     bandwidth: float
     """Memory bandwidth in 10^9 bytes per second."""
 
+
+class GPU(NamedTuple):
+    """One line of the table: a GPU model with one size of memory."""
+
+    name: str
+    gb: float
+    """Memory as advertised, in powers of 1024 as everywhere."""
+    memory: int
+    """Bytes that torch reports."""
+    capability: int
+    """CUDA compute capability, as 86 for 8.6."""
+    multiprocessors: int
+    speed: Speed | None
+    """None if the clock is not published."""
+
     @property
-    def family(self) -> str:
-        """The name without the memory size."""
-        return self.name.rpartition(" ")[0]
+    def label(self) -> str:
+        """Name and memory: RTX 3060 12GB."""
+        return f"{self.name} {self.gb:g}GB"
 
 
-NVIDIA = (
-    GPU("GTX 1050 Ti 4GB", 3.94, 61, 2.1, 2.1, 112),
-    GPU("GTX 1650 4GB", 3.81, 75, 3.0, 6.0, 128),
-    GPU("GTX 1660 6GB", 5.79, 75, 5.0, 10.0, 192),
-    GPU("RTX 2060 6GB", 5.79, 75, 6.5, 26, 336),
-    GPU("RTX 2080 Ti 11GB", 10.75, 75, 13.4, 54, 616),
-    GPU("RTX 3050 4GB", 3.81, 86, 9.1, 18, 224),
-    GPU("RTX 3050 6GB", 5.79, 86, 9.1, 18, 224),
-    GPU("RTX 3050 8GB", 7.79, 86, 9.1, 18, 224),
-    GPU("RTX 3060 12GB", 11.76, 86, 12.7, 25, 360),
-    GPU("RTX 3070 8GB", 7.79, 86, 20.3, 41, 448),
-    GPU("RTX 3080 10GB", 9.77, 86, 29.8, 60, 760),
-    GPU("RTX 3090 24GB", 23.69, 86, 35.6, 71, 936),
-    GPU("RTX 4050 6GB", 5.64, 89, 9.0, 36, 192),
-    GPU("RTX 4060 8GB", 7.63, 89, 15.1, 60, 272),
-    GPU("RTX 4070 12GB", 11.72, 89, 29.1, 117, 504),
-    GPU("RTX 4080 16GB", 15.70, 89, 48.7, 195, 717),
-    GPU("RTX 4090 24GB", 23.64, 89, 82.6, 165, 1008),
-    GPU("T4 16GB", 14.75, 75, 8.1, 65, 320),
-    GPU("P100 16GB", 15.90, 60, 9.5, 19, 732),
-    GPU("V100 16GB", 15.77, 70, 15.7, 125, 900),
-    GPU("V100 32GB", 31.74, 70, 15.7, 125, 900),
-    GPU("A10 24GB", 22.19, 86, 31.2, 125, 600),
-    GPU("L4 24GB", 22.03, 89, 30.3, 121, 300),
-    GPU("A100 40GB", 39.39, 80, 19.5, 312, 1555),
-    GPU("A100 80GB", 79.15, 80, 19.5, 312, 1555),
-    GPU("H100 80GB", 79.10, 90, 67, 990, 3350),
-)
-APPLE = tuple(GPU(f"Apple {size}GB", size, 0, 3.6, 3.6, 100) for size in (8, 16, 24, 32, 64))
+TYPICAL_MULTIPROCESSORS = 30  # of a GPU that is not in the table
 
 
-def find_gpu_family(name: str) -> GPU | None:
-    """The first GPU in the table whose family is a whole word of the name: an A100 is not an A10."""
-    return next((gpu for gpu in (*NVIDIA, *APPLE) if re.search(rf"(?i)\b{re.escape(gpu.family)}\b", name)), None)
+def usable(gb: float) -> int:
+    """Bytes that torch reports of this advertised memory, where no message shows it: the driver keeps 2 to 3 %."""
+    return int(min(0.97 * gb, gb - 0.2) * _GIB)
+
+
+@cache
+def gpu_table() -> tuple[GPU, ...]:
+    """All lines of the table."""
+    lines = (line for line in _FILE.read_text("utf-8").splitlines() if not line.startswith("#"))
+    return tuple(map(_gpu, csv.DictReader(lines)))
+
+
+def _gpu(row: dict[str, str]) -> GPU:
+    gb = float(row["GB"])
+    memory = int(float(row["reported"]) * _GIB) if row["reported"] else usable(gb)
+    capability, cores = int(row["capability"]), row["cores"]
+    return GPU(row["name"], gb, memory, capability, _multiprocessors(capability, cores), _speed(row) if cores else None)
+
+
+def _multiprocessors(capability: int, cores: str) -> int:
+    """A multiprocessor has 64 cores for fp32 from Volta to the A100, and on the P100; else 128."""
+    return (
+        int(cores) // (64 if capability == 60 or 70 <= capability <= 80 else 128) if cores else TYPICAL_MULTIPROCESSORS
+    )
+
+
+def _speed(row: dict[str, str]) -> Speed:
+    fp32 = 2 * int(row["cores"]) * int(row["MHz"]) / 1e6  # a core multiplies and adds in each cycle
+    return Speed(fp32, fp32 * float(row["fp16"]), float(row["GB/s"]))
+
+
+# Speeds that rank the recipes of a GPU that is not in the table.
+TYPICAL_NVIDIA = ("RTX 3060", Speed(12.7, 25.5, 360))
+TYPICAL_APPLE = ("Apple M2", Speed(3.6, 3.6, 100))
+
+
+# Lookup by name: as people type it, or as torch reports it.
+
+
+_SIZE = re.compile(r"(?<![a-z\d.])(\d+(?:\.\d+)?)\s*g(?:i?b)?\b")
+_LAPTOP = re.compile(r"\bwith max-q design\b|mobile|notebook|笔记本(电脑)?")
+_IGNORED = re.compile(r"sxm\d*|hbm\d*e?|max-q|[^a-z0-9.]")
+_OPTIONAL = {"rtx", "gtx", "gt"}
+"""People leave them out: 3060 is the RTX 3060."""
+_ALSO_WRITTEN = {
+    *("nvidia", "geforce", "tesla", "gpu", "graphics", "generation", "edition", "pcie"),
+    *("blackwell", "workstation", "server", "lovelace", "desktop"),
+}
+"""Words of full names that do not tell GPUs apart, except where the table has them."""
+_SIZE_TOLERANCE = 0.07  # a T4 16GB is also known as one of 15 GB
+
+
+def find_gpus(name: str) -> list[GPU]:
+    """The GPUs that a name may mean, the fewest words missing; several if the name does not tell them apart."""
+    text = _LAPTOP.sub(" laptop ", name.lower())
+    size = _SIZE.search(text)
+    words = _words(_SIZE.sub(" ", text))
+    ranked = [(rank, gpu) for gpu in gpu_table() if _has_size(gpu, size) and (rank := _rank(words, _words(gpu.name)))]
+    best = min((rank for rank, _ in ranked), default=None)
+    return [gpu for rank, gpu in ranked if rank == best]
+
+
+def find_reported_gpu(name: str, memory: int | None) -> GPU | None:
+    """The GPU of this machine in the table, by the name and the memory that torch reports."""
+    alike = [gpu for gpu in find_gpus(name) if memory and abs(gpu.memory / memory - 1) < _SIZE_TOLERANCE]
+    return min(alike, key=lambda gpu: abs(gpu.memory - (memory or 0)), default=None)
+
+
+def _words(text: str) -> Counter[str]:
+    """Letters and numbers apart, so that rtx3060 and RTX 3060 are the same; M2000M has two M."""
+    return Counter(re.findall(r"[a-z]+|\d+", _IGNORED.sub(" ", text.lower())))
+
+
+def _has_size(gpu: GPU, size: re.Match[str] | None) -> bool:
+    return size is None or abs(float(size[1]) / gpu.gb - 1) < _SIZE_TOLERANCE
+
+
+def _rank(given: Counter[str], family: Counter[str]) -> tuple[int, int] | None:
+    """How many words of the family are missing and shared; None if the name has others, or tells nothing."""
+    shared, others = given & family, set(given - family)
+    if others - _ALSO_WRITTEN - _OPTIONAL or not any(word.isdigit() or word == "titan" for word in shared):
+        return None
+    missing = family - given
+    return sum(count for word, count in missing.items() if word not in _OPTIONAL), -shared.total()

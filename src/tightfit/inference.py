@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,24 +14,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from tightfit.activity import LOADING, activity
 from tightfit.data.batches import IGNORED, RowLimits
 from tightfit.data.columns import Columns
-from tightfit.data.labels import Labels
+from tightfit.data.header import HeaderHints
 from tightfit.data.row_file import RowFile
-from tightfit.data.rows import Rows, load_rows
+from tightfit.data.rows import Rows, read_sources
 from tightfit.data.sources import Source, find_sources
 from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens
 from tightfit.device import Device, find_device
+from tightfit.display import Display
+from tightfit.engine.loss import label_counts
 from tightfit.engine.oom import release_memory_on_error
-from tightfit.engine.step import label_counts
-from tightfit.errors import DataError, ModelError, OutputError
+from tightfit.errors import DataError, Interrupted, ModelError, OutputError
 from tightfit.files import atomic_file
 from tightfit.messages import Message, msg
 from tightfit.models import load_config, load_model, load_tokenizer
+from tightfit.runs.folder import resume_command
+from tightfit.runs.quality_notes import with_notes
 from tightfit.runs.record import Run, load_run
 from tightfit.tasks import find_task
-from tightfit.tasks.base import LOSS, ModelInputs, Prediction, Task
+from tightfit.tasks.base import ModelInputs, Prediction, Task
+from tightfit.tasks.quality import LOSS, Quality, Scoring
 from tightfit.training.memory_limit import limit_memory
 
 if TYPE_CHECKING:
@@ -44,16 +50,38 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BATCH_SIZE = 32
+_WINDOW = 16 * BATCH_SIZE  # rows that are sorted by length together; what Ctrl-C keeps is close to the first rows
+RowsDone = Callable[[int, int], None]
+"""Called with the rows done and the rows in total."""
+
+
+def _ignore(done: int, total: int) -> None:
+    """For callers that show no progress."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Display):
     """Metrics of a run's model on rows it was not trained on."""
 
     task: str
     metrics: dict[str, float]
     rows: int
+    scoring: Scoring
+    positive_label: str | None = None
+    """The class of which `f1` is the F1; None if it is macro F1."""
+    quality: Quality | None = None
+    """What else is known of the predictions."""
     notes: tuple[Message, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The evaluation as JSON values."""
+        return {
+            "metrics": self.metrics,
+            "rows": self.rows,
+            "positive_label": self.positive_label,
+            "quality": self.quality.model_dump(mode="json") if self.quality else None,
+            "notes": self.notes,
+        }
 
 
 @release_memory_on_error
@@ -66,19 +94,43 @@ def predict(
         raise DataError(msg("No text was given: give at least one."))
     run = load_run(folder)
     rows = find_task(run.job.task).rows_of([text if isinstance(text, tuple) else (text,) for text in texts])
-    return _predict_rows(run, rows, device)
+    done, predictions = _predict_rows(run, rows, device, _ignore)
+    if len(done) < len(rows):
+        raise KeyboardInterrupt
+    return predictions
 
 
-def _predict_rows(run: Run, rows: RowFile, device: str | None) -> list[Prediction]:
+def _predict_rows(run: Run, rows: RowFile, device: str | None, on_rows: RowsDone) -> tuple[list[int], list[Prediction]]:
+    """The numbers of the rows until Ctrl-C, in order, and their predictions."""
     where, task = find_device(device), find_task(run.job.task)
     model, tokenizer = _load(run, where)
     tokens = task.tokenize(rows, tokenizer, run.max_length, None)
-    outputs: list[Any] = [None] * len(tokens)
     with limit_memory(where, _silent):
-        for numbers, chunks in _run_batches(partial(task.infer, model), model, tokens, task.collator(tokenizer)):
-            for number, output in zip(numbers, itertools.chain(*chunks), strict=True):
-                outputs[number] = output
-    return list(task.decode(outputs, ModelInputs(rows, tokens.dataset, tokenizer, Labels(run.data.labels))))
+        batches = _run_batches(partial(task.infer, model), model, tokens, task.collator(tokenizer))
+        found = _until_stopped(batches, len(tokens), on_rows)
+    outputs: dict[int, Any] = {}
+    for numbers, chunks in found:
+        outputs.update(zip(numbers, itertools.chain(*chunks), strict=True))
+    done = sorted(outputs)
+    inputs = ModelInputs(rows.select(done), tokens.dataset.select(done), tokenizer, run.data.classes)
+    return done, list(task.decode([outputs[number] for number in done], inputs))
+
+
+def _until_stopped(
+    batches: Iterator[tuple[list[int], list[T]]], total: int, on_rows: RowsDone
+) -> list[tuple[list[int], list[T]]]:
+    """The batches until Ctrl-C, which stops the work and keeps what is done."""
+    found, done = [], 0
+    on_rows(0, total)
+    try:
+        for numbers, chunks in batches:
+            found.append((numbers, chunks))
+            done += len(numbers)
+            on_rows(done, total)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+    return found
 
 
 @release_memory_on_error
@@ -89,10 +141,14 @@ def evaluate(
     *,
     text: str | None = None,
     label: str | None = None,
+    on_rows: RowsDone = _ignore,
 ) -> Evaluation:
-    """Evaluate a trained model on its held-out rows, or on the rows of a file that it was not trained on."""
+    """Evaluate a trained model on its held-out rows, or on the rows of a file that it was not trained on.
+
+    Ctrl-C raises Interrupted; its `result` is the evaluation on the rows until then.
+    """
     run = load_run(folder)
-    where, task, labels = find_device(device), find_task(run.job.task), Labels(run.data.labels)
+    where, task, labels = find_device(device), find_task(run.job.task), run.data.classes
     rows, held_out, notes = _rows_to_evaluate(run, data, Columns.of(text, label))
     known, unknown_notes = task.known_rows(rows.name, held_out, labels)
     if not len(known):
@@ -101,8 +157,26 @@ def evaluate(
     tokens = task.tokenize(known, tokenizer, run.max_length, labels)
     with limit_memory(where, _silent):
         batches = _run_batches(partial(_score, task, model), model, tokens, task.collator(tokenizer))
-        scores = [score for _, chunks in batches for score in chunks]
-    return Evaluation(task.name, _metrics(task, scores, labels), len(known), (*notes, *unknown_notes))
+        found = _until_stopped(batches, len(tokens), on_rows)
+    order = [number for numbers, _ in found for number in numbers]
+    inputs = ModelInputs(known, tokens.dataset.select(order), tokenizer, labels)
+    metrics, quality = _metrics(task, [score for _, chunks in found for score in chunks], inputs)
+    all_trained = run.trainable_parameters == run.parameters
+    evaluation = Evaluation(
+        task=task.name,
+        metrics=metrics,
+        rows=len(order),
+        scoring=run.scoring,
+        positive_label=labels.positive,
+        quality=with_notes(quality, metrics, run.scoring, run.job, all_trained=all_trained),
+        notes=(*notes, *unknown_notes),
+    )
+    if len(order) < len(known):
+        stopped = msg(
+            "stopped after {done:,} of {rows:,} rows; the scores are of those.", done=len(order), rows=len(known)
+        )
+        raise Interrupted(stopped, signal.SIGINT, evaluation)
+    return evaluation
 
 
 @dataclass(frozen=True)
@@ -123,16 +197,17 @@ def _score(task: Task, model: PreTrainedModel, batch: Batch) -> _Score:
     return _Score(float(outputs.loss) * labels if labels else 0.0, labels, logits, truth.cpu().numpy())
 
 
-def _metrics(task: Task, scores: list[_Score], labels: Labels) -> dict[str, float]:
-    """The task's metrics, and the mean loss as in training."""
+def _metrics(task: Task, scores: list[_Score], inputs: ModelInputs) -> tuple[dict[str, float], Quality | None]:
+    """The task's metrics, the mean loss as in training, and what else is known."""
     from transformers import EvalPrediction
 
-    found = {}
+    found, quality = {}, None
     if task.metrics:
         logits = _join([score.logits for score in scores if score.logits is not None])
-        found = task.compute_metrics(EvalPrediction(logits, _join([score.truth for score in scores])), labels)
+        prediction = EvalPrediction(logits, _join([score.truth for score in scores]))
+        found, quality = task.score(prediction, inputs.labels), task.assess(prediction, inputs)
     loss = sum(score.loss for score in scores) / sum(score.labels for score in scores)
-    return {**{f"eval_{name}": value for name, value in found.items()}, LOSS.key: loss}
+    return {**{f"eval_{name}": value for name, value in found.items()}, LOSS.key: loss}, quality
 
 
 def _join(parts: list[Array]) -> Array:
@@ -157,13 +232,15 @@ def _rows_to_evaluate(run: Run, data: str | None, given: Columns) -> tuple[Rows,
 
 def load_rows_for(run: Run, data: str, given: Columns, *, need_label: bool = True) -> tuple[Rows, Rows | None]:
     """Rows of a file: from the given columns, else from the run's columns, else found by name."""
-    trained = Columns(run.data.text_columns, run.data.label_columns)
-    numbered = all(column.isdigit() for column in trained.text)
-    available = set(find_sources(data, header=not numbered)[0].columns())
+    task, trained = find_task(run.job.task), Columns(run.data.text_columns, run.data.label_columns)
+    usual = task.column_names.usual | {name.lower() for name in trained.names}
+    expected = trained if trained.numbered and not given.all else given
+    sources = find_sources(data, HeaderHints(usual, expected))
+    available = set(sources[0].columns())
     text = given.text or _if_all_in(available, trained.text)
     label = given.label or _if_all_in(available, trained.label)
     columns = Columns(text, label if need_label else ())
-    return load_rows(data, find_task(run.job.task), columns, need_label=need_label)
+    return read_sources(sources, task, columns, need_label=need_label)
 
 
 def _if_all_in(available: set[str], columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -175,33 +252,41 @@ def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenize
     if not (folder / "config.json").is_file():
         raise ModelError(
             msg(
-                "'{folder}' holds no trained model: its run did not finish. Continue it with train --resume.",
+                "'{folder}' holds no trained model: its run did not finish. Continue it with: {command}",
                 folder=folder,
+                command=resume_command(folder),
             )
         )
     head = find_task(run.job.task).head()
-    model = load_model(head, str(folder), load_config(str(folder)), random_weights=False)
+    with activity(LOADING):
+        model = load_model(head, str(folder), load_config(str(folder)), random_weights=False)
     return model.to(device.name).eval(), load_tokenizer(str(folder))
 
 
 def _run_batches(
     run: Callable[[Batch], T], model: PreTrainedModel, tokens: Tokens, collate: Collator
 ) -> Iterator[tuple[list[int], list[T]]]:
-    """The rows of each batch and what `run` returns for its chunks; the longest rows first, for less padding."""
+    """The rows of each batch and what `run` returns for its chunks; of some batches the longest rows first."""
     import torch
 
     from tightfit.training.recovery import run_in_chunks
 
-    order = sorted(range(len(tokens)), key=lambda row: -tokens.lengths[row])
     limits = RowLimits(BATCH_SIZE)
 
     def on_device(batch: Batch) -> T:
         return run({name: value.to(model.device) for name, value in batch.items()})
 
     with torch.inference_mode():
-        for start in range(0, len(order), BATCH_SIZE):
-            rows = order[start : start + BATCH_SIZE]
+        for rows in _batches_of(tokens.lengths):
             yield rows, run_in_chunks(on_device, dict(collate(tokens.dataset.__getitems__(rows))), limits, _silent)
+
+
+def _batches_of(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Rows of similar length, for less padding, in about the order of the file."""
+    for first in range(0, len(lengths), _WINDOW):
+        window = range(first, min(first + _WINDOW, len(lengths)))
+        order = sorted(window, key=lambda row: -lengths[row])
+        yield from (order[start : start + BATCH_SIZE] for start in range(0, len(order), BATCH_SIZE))
 
 
 def _silent(line: str) -> None:
@@ -218,18 +303,43 @@ class PredictedFile:
 
 @release_memory_on_error
 def predict_file(
-    folder: str | Path, data: str, out: Path, device: str | None = None, text: str | None = None
+    folder: str | Path,
+    data: str,
+    out: Path,
+    device: str | None = None,
+    text: str | None = None,
+    on_rows: RowsDone = _ignore,
 ) -> PredictedFile:
-    """Write a copy of a data file with more columns: the prediction for each row."""
+    """Write a copy of a data file with more columns: the prediction for each row.
+
+    After Ctrl-C the copy has another name, and predictions for the rows until then.
+    """
     _check_output(out)
     run = load_run(folder)
     rows, _ = load_rows_for(run, data, Columns.of(text, None), need_label=False)
-    predictions = _predict_rows(run, rows.dataset, device)
-    table = _PredictedTable(rows.source, dict(zip(rows.dataset["row"], predictions, strict=True)))
+    done, predictions = _predict_rows(run, rows.dataset, device, on_rows)
+    table = _PredictedTable(rows.source, dict(zip(rows.dataset.select(done)["row"], predictions, strict=True)))
+    if len(done) < len(rows.dataset):
+        partial_file = out.with_name(f"{out.stem}.partial{out.suffix}")
+        _write(partial_file, table)
+        raise Interrupted(_stopped(len(done), len(rows.dataset), partial_file), signal.SIGINT)
+    _write(out, table)
+    return PredictedFile(len(predictions), rows.notes)
+
+
+def _stopped(done: int, rows: int, file: Path) -> Message:
+    return msg(
+        "stopped after {done:,} of {rows:,} rows; their predictions are in {file}, where the other rows have none.",
+        done=done,
+        rows=rows,
+        file=file,
+    )
+
+
+def _write(out: Path, table: _PredictedTable) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(out) as tmp:
         _WRITERS[out.suffix.lower()](tmp, table)
-    return PredictedFile(len(predictions), rows.notes)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ class Job(BaseModel):
     """The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted."""
     label: str | None = None
     """The label column. Detected from the column names if omitted."""
+    positive: str | None = None
+    """The label of which F1 is reported. By its meaning if omitted (1, yes, positive, spam, …), else macro F1."""
+    metric: str | None = None
+    """The metric that chooses the best checkpoint: f1, accuracy, macro-f1, mcc, loss, … (tightfit tasks lists them)."""
     batch_size: int = Field(default=32, ge=1, le=10**9)
     """Examples per optimizer step: the effective batch size, whatever the memory budget."""
     max_length: int = Field(default=128, ge=2)
@@ -61,10 +65,10 @@ class Job(BaseModel):
             except ValidationError as error:
                 raise BadInput(_validation_message(error)) from None
 
-    @field_validator("text", "label", mode="before")
+    @field_validator("text", "label", "positive", mode="before")
     @classmethod
     def _coerce_columns(cls, value: Any) -> Any:
-        """In YAML, a column may be a number, and a pair of columns a list."""
+        """In YAML, a column or a label may be a number, and a pair of columns a list."""
         if isinstance(value, (list, tuple)) and all(isinstance(name, (str, int)) for name in value):
             return ",".join(str(name) for name in value)
         return str(value) if isinstance(value, int) else value

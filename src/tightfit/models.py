@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from logging import ERROR, getLogger
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import ModelError, first_line, is_out_of_memory, short_repr
+from tightfit.hub import HubUnreachable, hub_access
 from tightfit.messages import Message, msg
 from tightfit.optional_imports import allow_imports
 from tightfit.processes import SharedSetting
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
+_CONFIG = ("config.json",)
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 _DEPTH_NAMES = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+
+
+def check_available(name: str) -> None:
+    """Raise ModelError if the model is on a hub that cannot be reached: before libraries are imported for seconds."""
+    _check_folder(name)
+    with _as_model_error(name, "config"), hub_access(name, _CONFIG):
+        pass
 
 
 def load_config(name: str, **changes: Any) -> PretrainedConfig:
@@ -29,7 +41,7 @@ def load_config(name: str, **changes: Any) -> PretrainedConfig:
     from transformers import AutoConfig
 
     _check_folder(name)
-    with _as_model_error(name, "config"):
+    with _as_model_error(name, "config"), hub_access(name, _CONFIG):
         return AutoConfig.from_pretrained(name, trust_remote_code=False, **changes)
 
 
@@ -38,7 +50,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     _check_folder(name)
-    with _as_model_error(name, "tokenizer"):
+    with _as_model_error(name, "tokenizer"), hub_access(name, _TOKENIZER):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ModelError(_no_tokenizer(name))
@@ -86,16 +98,17 @@ def load_model(
             model = head.from_config(config, trust_remote_code=False, dtype=dtype)
             model.tie_weights()  # transformers skips it under no_init_weights, as in a simulation
             return model
-        model, report = head.from_pretrained(
-            name,
-            config=config,
-            trust_remote_code=False,
-            weights_only=True,
-            dtype=dtype,
-            ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
-            output_loading_info=True,
-            **loading.arguments,
-        )
+        with hub_access(name, _WEIGHTS):
+            model, report = head.from_pretrained(
+                name,
+                config=config,
+                trust_remote_code=False,
+                weights_only=True,
+                dtype=dtype,
+                ignore_mismatched_sizes=True,  # a head for another number of labels is replaced
+                output_loading_info=True,
+                **loading.arguments,
+            )
     _check_loaded_weights(name, model, report)
     return model
 
@@ -177,6 +190,14 @@ def _as_model_error(name: str, what: str) -> Iterator[None]:
 
 
 def _load_message(name: str, what: str, error: Exception) -> Message:
+    if isinstance(error, HubUnreachable):
+        return msg(
+            "'{name}' is no local folder, and {host} cannot be reached: set HF_ENDPOINT to a mirror "
+            "(HF_ENDPOINT=https://hf-mirror.com), or download the model from ModelScope or on another machine and give "
+            "its folder.",
+            name=name,
+            host=error.host,
+        )
     reason = first_line(error).rstrip(".")
     if "trust_remote_code" in str(error):
         return msg(
@@ -211,7 +232,7 @@ _PARTS = {"config": msg("config"), "tokenizer": msg("tokenizer"), "weights": msg
 
 
 def quiet_transformers() -> AbstractContextManager[None]:
-    """Inside, no warnings and progress bars of transformers and the hub client."""
+    """Inside, no warnings and progress bars of transformers, the hub client and what transformers imports."""
     return _messages.changed()
 
 
@@ -225,10 +246,12 @@ def _silence() -> Callable[[], None]:
         logging.is_progress_bar_enabled(),
         hub.are_progress_bars_disabled(),
     )
+    kernels = _BITSANDBYTES.level
     silence_transformers()
 
     def restore() -> None:
         logging.set_verbosity(verbosity)
+        _BITSANDBYTES.setLevel(kernels)
         if bars:
             logging.enable_progress_bar()
         if hub.are_progress_bars_disabled() != no_downloads:
@@ -238,12 +261,15 @@ def _silence() -> Callable[[], None]:
 
 
 _messages = SharedSetting(_silence)
+_BITSANDBYTES = getLogger("bitsandbytes.backends.cpu.ops")
+"""On some CPUs it warns when it is imported that `gemm_4bit_forward` is missing, which nothing here uses."""
 
 
 def silence_transformers() -> None:
-    """From now on, no warnings and progress bars of transformers and the hub client."""
+    """From now on, no warnings and progress bars of transformers, the hub client and what transformers imports."""
     from transformers.utils import logging
 
+    _BITSANDBYTES.setLevel(ERROR)
     logging.set_verbosity_error()
     logging.disable_progress_bar()  # the hub client's too
 

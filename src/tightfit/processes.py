@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -15,26 +16,32 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, wait
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
 
 from tightfit.errors import BadInput, RunFailed, first_line
 from tightfit.messages import Message, msg, verbatim
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 T = TypeVar("T")
 Item = TypeVar("Item")
 _POLL_SECONDS = 0.5
-_MAX_FORKS = 4
 
 
 def usable_cpus() -> int:
     """The number of CPUs this process may use; 1 where it cannot fork."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
+def be_killed_first() -> None:
+    """Call in a forked process: where memory runs out, the OOM killer takes it and not the process that forked it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def use_one_thread() -> None:
@@ -75,6 +82,13 @@ def run_in_fork(work: Callable[..., T], *args: Any) -> T:
     return result
 
 
+def _start_in_fork() -> None:
+    """Objects that it inherits are not searched for garbage: that would copy every page that holds one."""
+    gc.freeze()
+    be_killed_first()
+    use_one_thread()
+
+
 def _cuda_is_initialized() -> bool:
     """CUDA cannot be used in a process forked after its initialization."""
     torch = sys.modules.get("torch")
@@ -82,7 +96,7 @@ def _cuda_is_initialized() -> bool:
 
 
 def _child_main(pipe: Connection, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    use_one_thread()
+    _start_in_fork()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both processes; the parent reports it
     try:
         pipe.send(work(*args))
@@ -133,14 +147,16 @@ def _silent_child_main(pipe: Connection, work: Callable[..., Any], args: tuple[A
         pipe.send(None)
 
 
-def map_in_forks(work: Callable[[Item], T], items: Sequence[Item]) -> Iterator[tuple[Item, T]]:
+def map_in_forks(work: Callable[[Item], T], items: Sequence[Item], processes: int) -> Iterator[tuple[Item, T]]:
     """Yield every item with its result, computed in parallel; stops early if a process dies.
 
     The processes inherit `work` and everything it refers to; only items and results are pickled.
     """
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor  # late: `--help` is asked to be fast
+
     fork = multiprocessing.get_context("fork")
     try:
-        with ProcessPoolExecutor(min(usable_cpus(), _MAX_FORKS), fork, _start_fork, (work,)) as pool:
+        with ProcessPoolExecutor(processes, fork, _start_fork, (work,)) as pool:
             yield from zip(items, pool.map(_call_inherited, items), strict=True)
     except (BrokenProcessPool, OSError):
         return
@@ -151,7 +167,7 @@ _inherited: list[Callable[[Any], Any]] = []
 
 
 def _start_fork(work: Callable[[Any], Any]) -> None:
-    use_one_thread()
+    _start_in_fork()
     _inherited.append(work)
 
 

@@ -1,4 +1,4 @@
-"""The operating system: malloc tuning, and the memory of the process, the machine and its cgroups.
+"""The operating system: malloc tuning, and the memory that machine, cgroups and ulimit leave to this process.
 
 glibc keeps freed memory: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at 2.6 GB with both
 thresholds at 1 MB. At 32 KB the tensors of short micro-batches are returned too, and a simulation predicts the peak
@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tightfit.processes import SharedSetting
@@ -70,18 +71,42 @@ def _glibc() -> ctypes.CDLL | None:
     return libc if hasattr(libc, "gnu_get_libc_version") else None  # musl has neither function
 
 
-# Memory, from /proc and /sys
+# Memory, from /proc, /sys and getrlimit
 
 
-_CGROUPS = (  # limit, usage, page cache, mapped part of the page cache; in versions 2 and 1
-    ("memory.max", "memory.current", ("inactive_file", "active_file"), "file_mapped"),
+RESERVE = 256 << 20
+"""Bytes of the machine's memory that are left to what is not this process's data."""
+_ROOT, _OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_CGROUPS = (  # limits, usage, page cache, mapped part of the page cache; in versions 2 and 1
+    (("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file"), "file_mapped"),
     (
-        "memory.limit_in_bytes",
+        ("memory.limit_in_bytes",),
         "memory.usage_in_bytes",
         ("total_inactive_file", "total_active_file"),
         "total_mapped_file",
     ),
 )
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """The memory of a cgroup, which counts the page cache as used until the memory is needed."""
+
+    limit: int
+    used: int
+    cached: int
+    mapped: int
+    """The part of the page cache that processes map: the code of libraries."""
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that may still be allocated with all libraries kept in memory."""
+        return self.limit - self.used + max(0, self.cached - self.mapped)
+
+    @property
+    def used_by_others(self) -> int:
+        """Bytes that other processes and the kernel hold and cannot give back."""
+        return max(0, self.used - self.cached - proc_status("RssAnon", 0))
 
 
 def proc_status(field: str, default: int | None = None) -> int:
@@ -102,29 +127,64 @@ def available_memory() -> int:
     return sys.maxsize
 
 
-def cgroup_headroom() -> Iterator[tuple[int, int]]:
-    """The limit and the headroom of each cgroup of this process, in bytes; versions 1 and 2.
+def total_memory() -> int:
+    """The memory of the machine, or of the container that this process is limited to."""
+    import psutil
 
-    The page cache counts as used until the memory is needed, and writing a checkpoint leaves all its bytes there.
-    """
+    limits = (
+        [] if sys.platform != "linux" else [*(group.limit for group in cgroups()), *(size for size, _ in ulimits())]
+    )
+    return min([int(psutil.virtual_memory().total), *limits])
+
+
+def usable_memory() -> int:
+    """The bytes that this process may hold in all, libraries and what it holds already included."""
+    if sys.platform != "linux":
+        import psutil
+
+        return int(psutil.virtual_memory().available + psutil.Process().memory_info().rss)
+    own = available_memory() - RESERVE + proc_status("RssAnon", 0)
+    in_cgroups = [group.limit - group.used_by_others for group in cgroups()]
+    # ulimit counts reserved memory too: threads and libraries that are still to come reserve more than they use.
+    in_ulimits = [proc_status("VmRSS") + free - RESERVE for _, free in ulimits()]
+    return max(0, min([own, *in_cgroups, *in_ulimits]))
+
+
+def cgroups() -> Iterator[Cgroup]:
+    """The cgroups of this process that limit memory, with all that they are nested in; versions 1 and 2."""
     for folder in _cgroup_dirs():
-        for limit, usage, cached, mapped in _CGROUPS:
-            with contextlib.suppress(OSError, ValueError):
-                maximum = int((folder / limit).read_text())
+        for limits, usage, cached, mapped in _CGROUPS:
+            with contextlib.suppress(OSError):
                 used, stat = int((folder / usage).read_text()), folder / "memory.stat"
-                freeable = sum(_stat(stat, name) for name in cached) - _stat(stat, mapped)
-                yield maximum, maximum - used + max(0, freeable)
+                for limit in filter(None, (_limit(folder / name) for name in limits)):
+                    yield Cgroup(limit, used, sum(_stat(stat, name) for name in cached), _stat(stat, mapped))
+
+
+def ulimits() -> Iterator[tuple[int, int]]:
+    """The limits of `ulimit -v` and `ulimit -d` where they are set, each with the bytes that are left."""
+    import resource
+
+    for kind, field in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
+        soft, _ = resource.getrlimit(kind)
+        if soft != resource.RLIM_INFINITY:
+            yield soft, max(0, soft - proc_status(field, 0))
 
 
 def _cgroup_dirs() -> Iterator[Path]:
-    root = Path("/sys/fs/cgroup")
+    """From the innermost cgroup to the root. In a container the path may be one that only its host has."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in _OWN_CGROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                yield from (root / path.lstrip("/"), root)
-            elif "memory" in controllers.split(","):
-                yield from (root / "memory" / path.lstrip("/"), root / "memory")
+            if controllers == "" or "memory" in controllers.split(","):
+                top = _ROOT / "memory" if controllers else _ROOT
+                nested = Path(path.lstrip("/"))
+                yield from (top / part for part in (nested, *nested.parents) if (top / part).is_dir())
+
+
+def _limit(file: Path) -> int | None:
+    """None where there is none, which version 2 writes as `max`."""
+    text = file.read_text().strip() if file.exists() else "max"
+    return None if text == "max" else int(text)
 
 
 def _stat(file: Path, name: str) -> int:

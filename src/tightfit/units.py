@@ -19,10 +19,19 @@ def parse_bytes(text: str) -> int:
             msg("'{text}' is not a memory size: write it like {example}.", text=text, example=_example(text))
         )
     number, unit = match.groups()
+    if text.strip() == number:
+        raise BadInput(msg("'{text}' has no unit: did you mean {meant}?", text=text, meant=_with_unit(number)))
     try:
         return int(float(number) * 1024 ** _POWERS[unit.upper()])
     except OverflowError:
         raise BadInput(msg("'{text}' is too large for a memory size: write it like 4GB.", text=text)) from None
+
+
+def _with_unit(number: str) -> str:
+    """What was probably meant: gigabytes as in 4, megabytes as in 4096, else bytes."""
+    size = float(number)
+    unit = "GB" if size < 256 else "MB" if size < 1 << 20 else "B"
+    return f"{number}{unit}"
 
 
 def _example(text: str) -> Message:
@@ -31,6 +40,11 @@ def _example(text: str) -> Message:
     if guess is None:
         return msg("4GB, 3.5GB or 512MB")
     return verbatim(f"{guess[1].replace(',', '.')}{guess[2].upper()}B")
+
+
+def exact_size(size: int) -> str:
+    """A size as `parse_bytes` reads it, in MiB if it is a whole number of them: 4294967296 -> "4096MB"."""
+    return f"{size}B" if size % (1 << 20) else f"{size >> 20}MB"
 
 
 def format_bytes(size: int) -> str:
@@ -48,6 +62,11 @@ def format_count(number: int) -> str:
         if number >= limit:
             return f"{number / limit:.1f} {letter}"
     return f"{number:,}"
+
+
+def format_steps(number: int) -> Message:
+    """1 -> "1 step"."""
+    return msg("{number:,} step", number=number) if number == 1 else msg("{number:,} steps", number=number)
 
 
 def format_seconds(seconds: float) -> Message:

@@ -16,6 +16,7 @@ import pytest
 from conftest import write_reviews
 
 from tightfit.cli import app
+from tightfit.cli.prefetch import gc_paused
 
 Output = tuple[int, str, str]
 Run = Callable[..., Output]
@@ -44,12 +45,20 @@ def test_help_is_fast_and_does_not_import_torch() -> None:
     script = "import sys; from tightfit.cli import app; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
-    before = os.times()
-    done = subprocess.run([sys.executable, "-m", "tightfit", "--help"], capture_output=True, text=True, check=True)
-    after = os.times()
-    assert all(verb in done.stdout for verb in ("train", "evaluate", "predict", "strategies", "demo"))
-    # CPU time, which other processes affect less than wall time.
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.5
+    out, seconds = fastest([sys.executable, "-m", "tightfit", "--help"], dict(os.environ))
+    assert all(verb in out for verb in ("train", "evaluate", "predict", "strategies", "demo"))
+    assert seconds < 0.5
+
+
+def fastest(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+    """The output of a command, and the CPU seconds of the fastest of five calls: other processes slow some down."""
+    seconds = []
+    for _ in range(5):
+        before = os.times()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        after = os.times()
+        seconds.append(sum(after[2:4]) - sum(before[2:4]))  # of child processes, in user and system mode
+    return done.stdout, min(seconds)
 
 
 def modules_after(code: str) -> list[str]:
@@ -78,6 +87,7 @@ def test_modules_of_fast_commands_do_not_import_torch(module: str) -> None:
 
 _RUN = """
 from tightfit.cli import app
+from tightfit.cli.prefetch import gc_paused
 sys.argv = {args!r}
 try:
     app.main()
@@ -111,7 +121,7 @@ def test_garbage_collection_is_enabled_again(run: Run, verb: str, tiny_model: Pa
 def test_disabled_garbage_collection_stays_disabled() -> None:
     gc.disable()
     try:
-        with app._gc_paused():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -132,7 +142,7 @@ def test_train_json_prints_run_json_and_nothing_else(run: Run, tiny_model: Path,
 
 
 def test_train_prints_a_summary(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
-    code, out, err = run(*train_command(tiny_model, reviews, tmp_path / "run"), "--use", "freeze")
+    code, out, err = run(*train_command(tiny_model, reviews, tmp_path / "run"), "--use", "Freeze")
     assert code == 0
     assert "← peak" in out
     assert "recipe    freeze (result: different)" in out
@@ -143,10 +153,10 @@ def test_train_prints_a_summary(run: Run, tiny_model: Path, reviews: Path, tmp_p
 def test_the_command_line_overrides_the_job_file(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(
-        f"model: {tiny_model}\ndata: {reviews}\nbatch-size: 16\nmax_length: 32\n"
-        "use:\n- micro-batch:size=8\n- gradient-checkpointing\n"
+        f"model: {tiny_model}\ndata: {reviews}\nbatch-size: 16\nmax_length: 32\nuse:\n- micro-batch:size=2\n"
     )
-    code, out, _ = run("train", job, "--batch-size", 8, "--out", tmp_path / "run", "--device", "cpu", "--json")
+    use = ["--use", "micro-batch:size=8, gradient-checkpointing"]  # as a recipe is printed
+    code, out, _ = run("train", job, "--batch-size", 8, *use, "--out", tmp_path / "run", "--device", "cpu", "--json")
     record = json.loads(out)
     assert code == 0
     assert (record["job"]["batch_size"], record["job"]["max_length"]) == (8, 32)
@@ -254,6 +264,28 @@ def test_a_file_without_a_header_keeps_its_first_row(run: Run, tiny_model: Path,
     assert rows[0]["1"] == "dirty, room 0"
 
 
+def test_predict_keeps_the_first_line_of_a_text_file(run: Run, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("clean, kind, warm\nrude and dirty\n", "utf-8")
+    code, out, err = run("predict", trained, "--data", tmp_path / "texts.txt", "--out", tmp_path / "out.csv")
+    assert (code, out) == (0, f"2 rows predicted: {tmp_path / 'out.csv'}\n")
+    assert "each line is read as one text" in err
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text("utf-8-sig").splitlines()))
+    assert [(row["text"], row["prediction"]) for row in rows] == [("clean, kind, warm", "1"), ("rude and dirty", "0")]
+
+
+def test_a_run_on_numbered_columns_predicts_a_file_with_a_header(run: Run, tiny_model: Path, tmp_path: Path) -> None:
+    lines = [f"{i % 2},{'clean' if i % 2 else 'dirty'} room number {i}" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(lines), "utf-8")
+    code, out, _ = run(*train_command(tiny_model, tmp_path / "a.csv", tmp_path / "run"), "--json")
+    assert code == 0
+    assert json.loads(out)["data"]["train_rows"] == 18
+    code, out, _ = run("evaluate", tmp_path / "run", "--json")
+    assert json.loads(out)["rows"] == 2
+    (tmp_path / "new.csv").write_text("review\nclean room\n", "utf-8")
+    assert run("predict", tmp_path / "run", "--data", tmp_path / "new.csv", "--out", tmp_path / "out.csv")[0] == 0
+    assert len((tmp_path / "out.csv").read_text("utf-8-sig").splitlines()) == 2
+
+
 def test_predict_prefers_the_columns_of_the_run(run: Run, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "new.jsonl").write_text(
         '{"text": "rude rude dirty", "review": "clean kind warm", "prediction": "mine"}\n'
@@ -358,7 +390,7 @@ def test_tasks_are_listed(run: Run) -> None:
     assert "text-classification   one label for a text or a pair of texts" in out
     code, out, _ = run("tasks", "--json")
     [listed] = [entry for entry in json.loads(out)["tasks"] if entry["name"] == "text-classification"]
-    assert listed["metrics"] == "F1, accuracy, loss"
+    assert listed["metrics"] == "F1, accuracy, macro F1, MCC, loss"
 
 
 GOOD_FILE = "label,review\n" + "".join(f"{i % 2},row {i}\n" for i in range(20))
@@ -422,6 +454,7 @@ BAD_OPTIONS = {
     "huge max steps": (["--max-steps", "10000000000"], "max-steps is 10000000000"),
     "learning rate": (["--learning-rate", "-1"], "learning-rate is -1"),
     "task": (["--task", "text-clasification"], "did you mean 'text-classification'"),
+    "a GPU": (["--device", "gpu"], "did you mean 'cuda'"),
     "device": (["--device", "cuad"], "did you mean 'cuda'"),
     "no GPU": (["--device", "cuda:7"], "use --device cpu"),
     "model folder": (["--model", "./nowhere"], "There is no model folder"),
@@ -561,12 +594,12 @@ def test_evaluate_rejects_a_file_without_usable_rows(run: Run, trained: Path, tm
 
 
 def expect_rejected(output: Output, message: str, folder: Path | None) -> None:
-    """Exit code 2, one line with the message, no traceback, nothing on standard output, nothing written."""
+    """Exit code 2, one line with the error, no traceback, nothing on standard output, nothing written."""
     code, out, err = output
     assert message in err
     assert code == 2
     assert out == ""
     assert "Traceback" not in err
-    assert len(err.strip().splitlines()) == 1
+    assert len([line for line in err.splitlines() if not line.endswith(" …")]) == 1  # what was under way has lines too
     if folder is not None:
         assert not folder.exists()

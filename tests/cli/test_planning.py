@@ -12,13 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from tightfit import Budget, DoesNotFit, Job, Plan, plan, train
+from tightfit import Budget, DoesNotFit, Job, Plan, estimate, plan, train
 from tightfit.data.columns import Columns
+from tightfit.engine.dataset import read_data
 from tightfit.errors import BadInput, PreflightFailed
-from tightfit.planning.export import columns_of, unexportable_reason
+from tightfit.planning.export import NOT_EXPORTABLE, _plain, read_columns, unexportable_reason
 from tightfit.planning.select import Selector
 from tightfit.runs.record import load_run
 from tightfit.strategies.recipe import Recipe
@@ -66,12 +68,12 @@ def test_a_budget_that_is_too_small_exits_with_1_and_suggests_a_larger_one(
     content = json.loads(done.stdout)
     assert done.returncode == 1
     assert content["fits"] is False
-    assert content["peak_bytes"] > content["budget_bytes"]
-    assert "--budget" in content["suggestions"][0]
+    assert content["budget_bytes"] == 50 << 20
+    assert "give a --budget well above" in content["suggestions"][0]
     assert not (tmp_path / "plan.yaml").exists()
     done = call("train", *job_options, "--out", tmp_path / "run")
     assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("tightfit: No recipe fits 50.0 MiB")
+    assert done.stderr.strip().splitlines()[-1].startswith("tightfit: 50.0 MiB on this machine's CPU is less than")
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -80,9 +82,8 @@ def test_plan_and_train_in_python(tiny_model: Path, reviews: Path, tmp_path: Pat
     made = plan(job_of(tiny_model, reviews), "2GB", device="cpu")
     assert isinstance(made, Plan)
     assert made.fits
-    with pytest.raises(DoesNotFit) as error:
+    with pytest.raises(DoesNotFit, match=r"10\.0 MiB on this machine's CPU is less than"):
         plan(job_of(tiny_model, reviews), "10MB", device="cpu")
-    assert error.value.plan.chosen.upper_bound > 10 << 20
     run = train(job_of(tiny_model, reviews), out=tmp_path / "run", device="cpu", budget="2GB", quiet=True)
     assert run.recipe == made.recipe.specs
 
@@ -186,14 +187,15 @@ def test_if_no_smaller_recipe_is_left_the_first_failure_is_raised(
 def test_an_exported_script_runs_without_tightfit(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     job_options = ("--model", tiny_model, "--data", reviews, "--max-length", 32, "--batch-size", 8, "--budget", "3GB")
-    done = call(
-        "plan", *job_options, "--use", "micro-batch:size=4", "--use", "gradient-checkpointing", "--export", script
-    )
+    use = ("--use", "micro-batch:size=4", "--use", "gradient-checkpointing")
+    done = call("plan", *job_options, *use, *(f"--avoid={name}" for name in NOT_EXPORTABLE), "--export", script)
     assert done.returncode == 0, done.stderr
     text = script.read_text()
     assert "import tightfit" not in text
     assert "from tightfit" not in text
     assert "per_device_train_batch_size=4" in text
+    assert "Written for torch " in text
+    assert "of it are this script's process with all its libraries" in text
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "out" / "model" / "config.json").is_file()
@@ -205,11 +207,19 @@ def test_an_exported_script_calls_tightfit_for_its_own_strategies(
 ) -> None:
     script = tmp_path / "train.py"
     job_options = ("--model", tiny_model, "--data", reviews, "--max-length", 32, "--budget", "3GB")
+    done = call("plan", *job_options, "--use", "optimizer-in-backward", "--json")
+    recipe = json.loads(done.stdout)["recipe"]
     done = call("plan", *job_options, "--use", "optimizer-in-backward", "--export", script)
     assert done.returncode == 0, done.stderr
-    assert "optimizer-in-backward needs tightfit." in script.read_text()
+    assert "--avoid optimizer-in-backward" in done.stderr, "how to get a plain one"
+    assert f"planned={recipe}".replace(" ", "") in script.read_text().replace(" ", "").replace("\n", ""), (
+        "the script is of the same plan"
+    )
+    assert "optimizer-in-backward need tightfit." in script.read_text()
     assert 'budget="3072MB"' in script.read_text()
-    compile(script.read_text(), str(script), "exec")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert load_run(tmp_path / "runs" / "exported").recipe == recipe
 
 
 @pytest.mark.parametrize(
@@ -229,7 +239,7 @@ def test_an_exported_script_calls_tightfit_for_unusual_data(
     made: Any = SimpleNamespace(job=job, recipe=Recipe())
     assert unexportable_reason(made) == reason
     if reason is None:
-        assert columns_of(job) == Columns(("content",), ("sentiment",))
+        assert read_columns(job) == Columns(("content",), ("sentiment",))
 
 
 @pytest.mark.parametrize("spec", ["freeze:pattern=*.attention.*", "freeze:embeddings=true"])
@@ -238,9 +248,33 @@ def test_an_exported_script_calls_tightfit_for_unusual_freezing(spec: str) -> No
     assert unexportable_reason(made) == f"{spec} needs tightfit."
 
 
+def test_an_exported_script_holds_out_the_rows_of_the_run(reviews: Path, tmp_path: Path) -> None:
+    """Rows without text, spaces around labels and labels in another order than as text do not change the split."""
+    lines = [f"text {row} , {row % 11}" for row in range(60)]
+    data = tmp_path / "rows.csv"
+    data.write_text("text,label\n" + "\n".join([*lines[:7], "  ,3", "NA,4", *lines[7:]]) + "\n")
+    job = Job(model="m", data=str(data), seed=5)
+    made: Any = SimpleNamespace(
+        job=job, recipe=Recipe(), budget=Budget.of("1GB", "cpu"), chosen=SimpleNamespace(and_time="")
+    )
+    text = _plain(made, peak=1)
+    body = text.partition("rows = rows.map(encode")[0]
+    body = body.replace("tokenizer = AutoTokenizer.from_pretrained(MODEL)", "")
+    found: dict[str, Any] = {}
+    exec(compile(body, "script", "exec"), found)
+    ours = read_data(job)
+    texts = np.array(found["rows"]["text"])
+    assert texts[found["held_out"]].tolist() == ours.split.validation["text"]
+    assert texts[~found["held_out"]].tolist() == ours.split.train["text"]
+    assert tuple(found["names"]) == ours.labels.names
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--budget", "4"], "'4' has no unit: did you mean 4GB?"),
+        (["--avoid", "micro-batches"], "did you mean 'micro-batch'"),
+        (["--budget", "none"], "A plan needs a budget"),
         (["--budget", "4gigs"], "'4gigs' is not a memory size: write it like 4GB."),
         (["--budget", "lots"], "write it like 4GB, 3.5GB or 512MB."),
         (["--budget", "2GB", "--out", "plan.txt"], "should end in .yaml"),
@@ -255,6 +289,52 @@ def test_bad_options_are_rejected(options: list[str], message: str, tiny_model: 
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("budget", [[], ["--budget", "none"], ["--budget", "2GB"]])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--avoid", "foo"], "There is no strategy 'foo' to avoid"), (["--allow", "everything"], "is not an effect on")],
+)
+def test_constraints_of_a_training_are_checked_with_and_without_a_budget(
+    options: list[str], message: str, budget: list[str], tiny_model: Path, reviews: Path, tmp_path: Path
+) -> None:
+    done = call("train", "--model", tiny_model, "--data", reviews, "--out", tmp_path / "run", *options, *budget)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_without_a_budget_the_baseline_is_trained_if_it_fits(
+    tiny_model: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu")
+    assert run.recipe == []
+    assert "No --budget: the baseline (no strategies) is trained, which needs" in capsys.readouterr().err
+
+
+def test_without_a_budget_a_plan_is_made_if_the_baseline_does_not_fit(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(model=str(tiny_model), data=str(reviews), batch_size=64, max_length=32, max_steps=1)
+    baseline = estimate(job, device="cpu").error_band[1]
+    monkeypatch.setattr("tightfit.device.usable_memory", lambda: baseline - (1 << 20))
+    run = train(job, out=tmp_path / "run", device="cpu", quiet=True)
+    assert run.recipe != []
+    assert run.predicted.peak_bytes is not None
+    assert any("free on this machine's CPU: " in note for note in run.notes)
+    for name, more in (("none", {"budget": "none"}), ("used", {"use": ["adamw:fused=false"]})):
+        run = train(job, out=tmp_path / name, device="cpu", quiet=True, **more)
+        assert run.recipe == list(more.get("use", [])), "exactly what was asked for"
+
+
+def test_an_alternative_of_a_plan_is_trained(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    file, job_options = tmp_path / "plan.yaml", ("--model", tiny_model, "--data", reviews, "--max-length", 32)
+    done = call("plan", *job_options, "--budget", "3GB", "--json")
+    second = json.loads(done.stdout)["alternatives"][1]["recipe"]
+    done = call("plan", *job_options, "--budget", "3GB", "--take", 2, "--out", file, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["recipe"] == second
+    assert yaml.safe_load(file.read_text())["use"] == second
 
 
 def test_a_budget_above_the_memory_of_the_machine_gives_a_warning() -> None:

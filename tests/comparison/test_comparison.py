@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cli.test_app import Run, run  # noqa: F401
 from plans import RATES
+from rich.cells import cell_len
 
 from tightfit import Job, compare, train
 from tightfit.comparison import runner
@@ -29,12 +30,18 @@ from tightfit.comparison.comparison import (
 )
 from tightfit.comparison.measure import measure, predict_recipes
 from tightfit.errors import BadInput, OutputError, RunFailed
-from tightfit.i18n import render
+from tightfit.i18n import render, using_language
 from tightfit.messages import msg, verbatim
 from tightfit.optional_imports import slim_process
 from tightfit.processes import Worker
 from tightfit.report.charts import comparison_chart
-from tightfit.report.comparison import TITLE, comparison_as_html, comparison_as_markdown, write_comparison
+from tightfit.report.comparison import (
+    TITLE,
+    comparison_as_html,
+    comparison_as_markdown,
+    comparison_as_text,
+    write_comparison,
+)
 from tightfit.timing import calibrate
 
 Tasks = list[tuple[Any, ...]]
@@ -296,8 +303,64 @@ def test_the_chart_shows_every_byte(job: Job) -> None:
             for place in range(4)]  # fmt: skip
     assert ends == pytest.approx([sum(kinds_of(row).values()) / 2**30 for row in found.rows])
     assert [bar.get_width() for bar in time.patches] == [2.0, 3.0, 4.0, 1.0]
-    budget = memory.lines[-1]
-    assert list(budget.get_xdata()) == [900 / 1024] * 2
+    (budget,) = memory.collections
+    assert {x for line in budget.get_segments() for x in line[:, 0]} == {900 / 1024}
+
+
+def test_nothing_in_the_chart_overlaps_the_budget_line_or_is_cut_off(job: Job) -> None:
+    """Drawn in full: a budget right behind a bar, and one in the middle of the labels."""
+    for budget in (410, 450, 600, 900):
+        found = made_up(job).model_copy(update={"budget_bytes": budget << 20})
+        found.rows[2].recipe = [
+            *found.rows[2].recipe,
+            "gradient-checkpointing",
+            "freeze:layers=2",
+            "max-length:tokens=64",
+        ]
+        chart = comparison_chart(found)
+        chart.canvas.draw()
+        memory = chart.axes[0]
+        (line,) = memory.collections
+        drawn = [memory.transData.transform(segment) for segment in line.get_segments()]
+        for text in memory.texts:
+            box = text.get_window_extent()
+            for (x, bottom), (_, top) in drawn:
+                low, high = sorted((bottom, top))
+                assert not (box.x0 < x < box.x1 and box.y0 < high and low < box.y1), (budget, text.get_text())
+        for box in (*(text.get_window_extent() for text in memory.texts), chart.legends[0].get_window_extent()):
+            assert 0 <= box.x0 < box.x1 <= chart.bbox.x1
+
+
+def test_the_picture_is_in_chinese_only_if_there_is_a_font(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    monkeypatch.setattr("tightfit.report.comparison.as_png", lambda chart: drawn.append(chart) or b"")
+    for font in ("WenQuanYi Micro Hei", None):
+        monkeypatch.setattr("tightfit.report.comparison.chinese_font", lambda font=font: font)
+        write_comparison(made_up(job), tmp_path, "zh")
+    labels = [chart.axes[1].get_xlabel() for chart in drawn]
+    assert labels == ["每步用时（秒）", "seconds per step"]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_table_fits_a_terminal_of_100_columns(job: Job, language: str) -> None:
+    found = made_up(job)
+    more = ["tiled-attention", "chunked-layers:size=8", "optimizer-in-backward", "length-bucketing", "bf16-weights"]
+    found.rows[2].recipe = [*found.rows[2].recipe, *more]
+    found.rows[3].failed = msg("not run: it needs {needed}, more than {device} has", needed="9 GiB " * 20, device="it")
+    with using_language(language):
+        text = comparison_as_text(found)
+    assert max(map(cell_len, text.splitlines())) <= 100
+    assert "bf16-weights" in text
+
+
+def test_a_busy_machine_is_told(job: Job) -> None:
+    found = made_up(job)
+    assert "busy" not in comparison_as_text(found)
+    found.rows[1].measurements[0].cpu_of_others = 0.45
+    for text in (comparison_as_text(found), comparison_as_markdown(found), comparison_as_html(found)):
+        assert "other processes used up to 45% of its CPU while 1 of 4 recipes" in " ".join(text.split())
 
 
 def _middle(bar: Any) -> float:

@@ -103,7 +103,8 @@ def test_the_worst_micro_batch_is_one_that_occurs(monkeypatch: pytest.MonkeyPatc
     lengths[17] = 24
     found = Lengths.of(job(), lengths, [6, 3])
     shapes = found.worst_shapes(parts_of("micro-batch:size=2"))
-    assert ((2, 24), (2, 5)) in (shapes.micro_batches, shapes.first_batch)
+    assert shapes.micro_batches == ((2, 24), (2, 5))
+    assert shapes.first_step == (1, 5)
     batch = next(i for i, rows in enumerate(batch_indices(job(), 40)) if 17 in rows)
     assert shapes.batch == batch + 1
     assert f"batch {batch + 1} of 10" in str(shapes)

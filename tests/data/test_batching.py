@@ -59,10 +59,11 @@ def test_the_tokens_that_are_computed_include_padding() -> None:
 def test_the_largest_micro_batches_are_those_of_the_longest_rows() -> None:
     batches = np.array([[9, 5, 2, 1], [12, 4, 4, 4], [8, 8, 8, 8]])
     by_rows = Batching(4, 16, micro_batch_size=2).largest(batches)
-    assert by_rows.all_batches == ((2, 12), (2, 8))
-    assert by_rows.first_batch == ((2, 9), (2, 2))
+    assert by_rows.shapes == ((2, 12), (2, 8))
     assert by_rows.batch == 1
     by_tokens = Batching(4, 16, micro_batch_tokens=24).largest(batches)
-    assert by_tokens.all_batches[0] == (2, 12)
+    assert by_tokens.shapes[0] == (2, 12)
+    assert Batching(4, 16, micro_batch_size=1).trial_row(batches[0]) == (1, 5)
+    assert Batching(4, 16, micro_batch_size=2).trial_row(np.array([9, 5, 2, 0])) == (1, 2)
     assert Batching(4, 16, chunk_rows=2).fullest(batches) == (8, 8, 8, 8)
     assert Batching(4, 16).fullest(batches) is None

@@ -7,12 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from tightfit.data.readers import Table, detect_encoding
+from tightfit.data.columns import Columns
+from tightfit.data.encoding import detect_encoding
+from tightfit.data.header import HeaderHints
+from tightfit.data.readers import Table, open_table
 from tightfit.errors import DataError
 
 
+def table_of(path: Path, header: bool = True) -> Table:
+    usual = frozenset({"text", "label", "review", "sentence"})
+    return open_table(path, HeaderHints(usual, Columns() if header else Columns(("1",))))
+
+
 def rows_of(path: Path, header: bool = True) -> list[tuple[int, dict[str, object]]]:
-    return list(Table(path, header).rows())
+    return list(table_of(path, header).rows())
 
 
 def write(path: Path, text: str, encoding: str = "utf-8") -> Path:
@@ -25,7 +33,7 @@ def test_chinese_text_in_every_encoding(tmp_path: Path, encoding: str) -> None:
     path = write(tmp_path / "a.csv", "label,review\n1,房间很干净\n0,服务差，不会再来\n", encoding)
     assert detect_encoding(path) == encoding
     assert [row["review"] for _, row in rows_of(path)] == ["房间很干净", "服务差，不会再来"]
-    assert Table(path).columns() == ["label", "review"]
+    assert table_of(path).columns() == ["label", "review"]
 
 
 def test_undecodable_bytes_are_reported_with_their_line(tmp_path: Path) -> None:
@@ -88,7 +96,7 @@ def test_a_file_without_a_header_line(tmp_path: Path) -> None:
 
 def test_columns_that_the_first_row_omits_are_found(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"text": "a"}\n{"text": "b", "label": 1}\n')
-    assert Table(path).columns() == ["text", "label"]
+    assert table_of(path).columns() == ["text", "label"]
 
 
 def test_blank_lines_before_the_header(tmp_path: Path) -> None:
@@ -119,6 +127,20 @@ def test_a_very_long_cell(tmp_path: Path) -> None:
 def test_json_layouts(tmp_path: Path, name: str, content: str) -> None:
     found = [row for _, row in rows_of(write(tmp_path / name, content))]
     assert found == [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+
+
+@pytest.mark.parametrize("orient", ["columns", "index", "split", "records", "table"])
+@pytest.mark.parametrize("index", [None, ["x", "y", "z"]])
+def test_every_layout_of_pandas(tmp_path: Path, orient: str, index: list[str] | None) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"text": ["a", "b", "c"], "label": [1, 0, None]}, index=index)
+    found = [row for _, row in rows_of(write(tmp_path / "a.json", frame.to_json(orient=orient)))]
+    assert [(row["text"], row["label"]) for row in found] == [("a", 1), ("b", 0), ("c", None)]
+
+
+def test_a_list_of_texts(tmp_path: Path) -> None:
+    assert rows_of(write(tmp_path / "a.json", '["a", "b"]')) == [(1, {"text": "a"}), (2, {"text": "b"})]
 
 
 @pytest.mark.parametrize(

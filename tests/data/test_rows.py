@@ -76,3 +76,12 @@ def test_only_the_first_lines_are_listed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,review\n" + lines, "utf-8")
     found, _ = load_rows(str(tmp_path / "a.csv"), TextClassification())
     assert found.notes[0].endswith("16 rows without text dropped (lines 6, 7, 8, 9, 10 and 11 more)")
+
+
+def test_rows_to_predict_for_are_kept_and_not_called_dropped(tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    data.write_text("text,number\ngood,1\n ,2\n")
+    rows, _ = load_rows(str(data), TextClassification(), need_label=False)
+    assert [note.partition(": ")[2] for note in rows.notes] == [
+        "1 row without text, kept without a prediction (line 3)"
+    ]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from heads import build, gradients, make_batch
 
-from tightfit.engine.step import label_counts, model_loss, train_batch, weighted_micro_batches
+from tightfit.engine.loss import label_counts, model_loss, weighted_micro_batches
+from tightfit.engine.step import train_batch
 
 TOLERANCE = 1e-5
 ALL_HEADS = [

@@ -45,7 +45,7 @@ from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
-from tightfit.training.run import _features
+from tightfit.training.features import _features
 from tightfit.training.setup import training_arguments
 from tightfit.training.trainer import Trainer
 

@@ -1,27 +1,19 @@
-"""Explanations of out-of-memory messages and of training scripts."""
+"""Explanations: what a message and a script tell together, the edits, and the command that trains instead."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from engine.test_oom_message import CURRENT, OTHER_PROCESS
 from heads import small_config
 
+from tightfit.cli.explain import run_explanation
 from tightfit.device import GPUS
 from tightfit.errors import BadInput
 from tightfit.explain import ScriptArgs, explain
-from tightfit.explain.oom_message import read_message
-from tightfit.explain.script import _edits
+from tightfit.explain.edits import changes_of
 
-CURRENT = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 3.81 GiB "
-    "of which 211.19 MiB is free. Including non-PyTorch memory, this process has 3.60 GiB memory in use. Of the "
-    "allocated memory 3.10 GiB is allocated by PyTorch, and 97.29 MiB is reserved by PyTorch but unallocated."
-)
-OLDER = (
-    "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.75 GiB total capacity; 9.10 GiB already "
-    "allocated; 16.50 MiB free; 14.30 GiB reserved in total by PyTorch)"
-)
 SCRIPT = """
 from transformers import AutoTokenizer, TrainingArguments
 MODEL = {model!r}
@@ -29,109 +21,117 @@ LENGTH = 24
 tokenizer = AutoTokenizer.from_pretrained(MODEL)
 rows = data.map(lambda row: tokenizer(row["text"], truncation=True, max_length=LENGTH))
 open("/never/run", "w")
-args = TrainingArguments("out", per_device_train_batch_size=16, optim="adamw_torch", fp16=USE_FP16)
+args = TrainingArguments("out", per_device_train_batch_size=16, per_device_eval_batch_size=64, optim="adamw_torch")
 """
 
 
-def test_reads_the_numbers_of_a_current_message() -> None:
-    found = read_message(CURRENT)
-    assert found is not None
-    assert (found.requested, found.capacity) == (512 << 20, int(3.81 * (1 << 30)))
-    assert found.advice is None
-    assert "512 MiB more requested" in found.summary
-    assert "3.10 GiB allocated by tensors" in found.summary
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    small_config("Bert", 4).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
 
 
-def test_an_older_message_with_fragmented_memory_gets_advice() -> None:
-    found = read_message(OLDER)
-    assert found is not None
-    assert found.advice is not None
-    assert "expandable_segments" in found.advice
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "CUDA error: out of memory",
-        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
-        "MemoryError",
-        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes",
-    ],
-)
-def test_other_out_of_memory_messages_are_recognised(text: str) -> None:
-    explanation = explain(text)
-    assert explanation.findings
-    assert len(explanation.edits) == 3
+@pytest.fixture
+def script(tmp_path: Path, model: str) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT.format(model=model))
+    return path
 
 
 def test_rejects_text_that_is_not_an_out_of_memory_message() -> None:
-    with pytest.raises(BadInput, match="paste the complete message"):
-        explain("KeyError: 'label'")
-    with pytest.raises(BadInput, match="paste the complete message"):
-        explain("")
+    for text in ("KeyError: 'label'", ""):
+        with pytest.raises(BadInput, match="paste the complete message"):
+            explain(text)
 
 
-def test_reads_a_script_without_running_it_and_simulates_the_edits(tmp_path: Path) -> None:
-    model, script = tmp_path / "model", tmp_path / "train.py"
-    small_config("Bert", 4).save_pretrained(model)
-    script.write_text(SCRIPT.format(model=str(model)))
+def test_simulates_the_edits_of_a_script_until_it_fits(script: Path) -> None:
     settings = ScriptArgs.read(script)
-    read = {"per_device_train_batch_size": 16, "optim": "adamw_torch", "model": str(model), "max_length": 24}
-    assert settings == ScriptArgs(**read, unresolved=("fp16=USE_FP16",))  # type: ignore[arg-type]
-    explanation = explain("", settings, "RTX 3050 4GB")
+    explanation = explain(CURRENT, settings, "RTX 3050 4GB")
     peaks = [edit.peak for edit in explanation.edits]
     assert peaks
     assert peaks == sorted(peaks, reverse=True)  # type: ignore[type-var]
     assert explanation.edits[-1].fits
+    assert not explain("", settings, "RTX 3050 4GB").edits  # it fits as it is
+
+
+def test_an_edit_fits_only_what_other_processes_leave(script: Path) -> None:
+    """The tiny model fits the GPU with ease, but not beside what the other process holds."""
+    crowded = OTHER_PROCESS.replace("5.92 GiB", "14.00 GiB")
+    settings = ScriptArgs.read(script)
+    alone, beside = explain(CURRENT, settings), explain(crowded, settings)
+    assert alone.edits[-1].fits
+    assert not any(edit.fits for edit in beside.edits)
+    assert "a GPU with 71.7 MiB left" in " ".join(beside.findings)
+
+
+def test_the_command_trains_the_same_within_what_is_left(script: Path, model: str) -> None:
+    explanation = explain(OTHER_PROCESS, ScriptArgs.read(script))
+    assert explanation.command == (
+        f"tightfit train --model {model} --data reviews.csv --batch-size 16 --max-length 24 --epochs 3 "
+        "--learning-rate 5e-05 --budget 8.1GB"
+    )
+    assert explanation.to_json()["command"] == explanation.command
+
+
+def test_on_a_cpu_the_command_takes_what_is_free() -> None:
+    command = str(explain("Killed").command)
+    assert command.startswith("tightfit train --model MODEL")
+    assert "--budget" not in command
+
+
+def test_without_a_script_the_assumed_batch_is_told() -> None:
+    findings = " ".join(explain(CURRENT).findings)
+    assert "the defaults of TrainingArguments are assumed: 8 rows of 512 tokens" in findings
+    assert "--batch-size 8 --max-length 512" in str(explain(CURRENT).command)
+
+
+def test_evaluation_has_a_batch_size_of_its_own(script: Path) -> None:
+    findings = " ".join(explain(f"in evaluation_loop\n{CURRENT}", ScriptArgs.read(script)).findings)
+    assert "It ran out while evaluating: per_device_eval_batch_size counts there" in findings
+    assert "Evaluation with 64 rows (per_device_eval_batch_size) needs" in findings
+    assert "set per_device_eval_batch_size=8" not in findings
+    full = CURRENT.replace("3.81 GiB", "0.50 GiB")
+    assert "set per_device_eval_batch_size=8" in " ".join(explain(full, ScriptArgs.read(script)).findings)
+
+
+def test_what_the_message_tells_is_told_even_if_the_script_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "oom.txt").write_text(OTHER_PROCESS)
+    (tmp_path / "train.py").write_text("TrainingArguments(per_device_train_batch_size=*32)")
+    explanation = run_explanation(tmp_path / "oom.txt", tmp_path / "train.py", None, None, quiet=True)
+    assert "5.92 GiB in use by process 20123" in explanation.findings[0]
+    assert any("is not readable as Python" in finding for finding in explanation.findings)
+    assert explanation.edits
+    (tmp_path / "oom.txt").write_text("")
+    with pytest.raises(BadInput, match="is not readable as Python"):
+        run_explanation(tmp_path / "oom.txt", tmp_path / "train.py", None, None, quiet=True)
+
+
+def test_a_model_that_is_not_here_costs_only_the_sizes(tmp_path: Path) -> None:
+    settings = ScriptArgs.of({"model": str(tmp_path / "nowhere")})
+    explanation = explain(CURRENT, settings)
+    assert "512 MiB more requested" in explanation.findings[0]
+    assert "The edits have no sizes: There is no model folder" in " ".join(explanation.findings)
+    assert [edit.peak for edit in explanation.edits] == [None] * 3
+
+
+def test_language_models_get_edits_without_sizes_and_no_command() -> None:
+    settings = ScriptArgs.of({"model": "Qwen/Qwen2.5-0.5B", "head": "AutoModelForCausalLM", "max_length": 1024})
+    explanation = explain(CURRENT, settings)
+    assert "also needs the logits of its whole vocabulary for 8 x 1024 tokens" in " ".join(explanation.findings)
+    assert explanation.command is None
+    assert [edit.peak for edit in explanation.edits] == [None] * 3
+
+
+def test_edits_of_a_loop_are_those_of_a_loop() -> None:
+    changes = [change for change, _ in changes_of(ScriptArgs(loop=True), GPUS["T4 16GB"])]
+    assert "DataLoader(batch_size=1), (loss / 8).backward(), and optimizer.step() after every 8 batches" in changes
+    assert "model.gradient_checkpointing_enable()" in changes
+    assert any("torch.amp.GradScaler" in change for change in changes)
 
 
 @pytest.mark.parametrize("rows", [17, 50, 100])
 def test_edits_keep_the_effective_batch_size(rows: int) -> None:
-    change, changed = next(_edits(ScriptArgs(per_device_train_batch_size=rows), GPUS["T4 16GB"]))
+    change, changed = next(changes_of(ScriptArgs(per_device_train_batch_size=rows), GPUS["T4 16GB"]))
     assert changed.batch == rows
     assert changed.per_device_train_batch_size <= rows // 8
     assert f"gradient_accumulation_steps={changed.gradient_accumulation_steps}" in change
-
-
-def test_reads_the_gpu_size_from_a_torch_2_1_message() -> None:
-    message = "Tried to allocate 20.00 MiB. GPU 0 has a total capacty of 14.75 GiB of which 4.81 MiB is free."
-    assert "Out of memory on a GPU with 14.8 GiB" in explain(message).findings[0]
-
-
-def test_settings_that_a_script_computes_are_reported_as_unresolved(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    call = "TrainingArguments(per_device_train_batch_size=ROWS, bf16=args.bf16, seed=args.seed)"
-    script.write_text(f"ROWS: int = 16\n{call}\n")
-    settings = ScriptArgs.read(script)
-    assert settings.per_device_train_batch_size == 16
-    assert settings.unresolved == ("bf16=args.bf16",)
-    assert "bf16=args.bf16 cannot be read" in explain("", settings, "T4").findings[0]
-
-
-def test_reads_arguments_as_json(tmp_path: Path) -> None:
-    file = tmp_path / "args.json"
-    file.write_text(
-        '{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "optim": "adafactor", "x": 1}'
-    )
-    assert ScriptArgs.read(file).recipe().specs == ["micro-batch:size=4", "adafactor"]
-    assert ScriptArgs.read(file).batch == 32
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("args.json", "[1]", "one JSON object"),
-        ("args.json", "{", "not readable as JSON"),
-        ("args.json", '{"per_device_train_batch_size": "8"}', "which TrainingArguments does not accept"),
-        ("args.json", '{"per_device_train_batch_size": 0}', "which TrainingArguments does not accept"),
-        ("train.py", "def (", "not readable as Python"),
-        ("train.py", "print(1)", "does not call TrainingArguments"),
-    ],
-)
-def test_rejects_files_without_training_arguments(tmp_path: Path, name: str, content: str, message: str) -> None:
-    file = tmp_path / name
-    file.write_text(content)
-    with pytest.raises(BadInput, match=message):
-        ScriptArgs.read(file)
-    with pytest.raises(BadInput, match="cannot be read"):
-        ScriptArgs.read(tmp_path / "none.json")

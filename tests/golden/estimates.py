@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.recipe import Recipe
 
 FILE = Path(__file__).parent / "estimates.json"
-DEVICES = {"cpu": CPU, "gpu": GPUS["T4 16GB"]}
+DEVICES = {"cpu": replace(CPU, bf16_products=True), "gpu": GPUS["T4 16GB"]}  # the same on every machine
 SHAPES: dict[str, dict[str, Any]] = {
     "Bert, 6 layers, 16 rows of 48": {"architecture": "Bert", "layers": 6, "batch_size": 16, "max_length": 48},
     "DistilBert, 5 layers, 12 rows of 40": {

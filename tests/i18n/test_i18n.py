@@ -20,8 +20,8 @@ from tightfit.strategies import STRATEGIES
 from tightfit.tasks import TASKS
 from tightfit.units import format_seconds
 
-TYPER = ("Options", "Arguments", "Commands", "required", "default: {default}", "Show this message and exit.")
-SAME_IN_CHINESE = {"f1", "F1", "{kind} {size}", "{metric} {score:.4f}", "{change} → {peak}"}
+TYPER = ("required", "default: {default}", "Show this message and exit.")
+SAME_IN_CHINESE = {"f1", "F1", "MCC", "{kind} {size}", "{what} {time}", "{metric} {score:.4f}", "{change} → {peak}"}
 
 
 def used() -> set[str]:
@@ -89,7 +89,7 @@ def test_chinese_durations() -> None:
 
 def test_the_largest_micro_batch_in_chinese() -> None:
     shape = (8, 109)
-    worst = WorstShapes((shape,), shape, first_batch=(shape,), batch=1024, batches=2000)
+    worst = WorstShapes((shape,), shape, batch=1024, batches=2000)
     text = "最大的微批次为 8 条样本 × 109 个 token，首次出现在第 1,024 批，共 2,000 批"
     assert render(worst.about, "zh") == text
 

@@ -13,12 +13,12 @@ from tightfit.ops.fake import context, counts_as, new_context, on_host, represen
 def test_a_loop_of_a_simulation_that_failed_does_not_change_later_counts() -> None:
     with FakeTensorMode():
         like = torch.ones(1)
-    with new_context():
+    with new_context("cpu"):
         loop = representative([1, 2], 8.0, like)
         next(loop)
         assert context().times == 8
     assert context().times == 1
-    with new_context(), counts_as(4.0):
+    with new_context("cpu"), counts_as(4.0):
         loop.close()  # as the garbage collector does at any time
         assert context().times == 4
 

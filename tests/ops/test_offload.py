@@ -9,7 +9,8 @@ import torch
 from heads import CONFIGS, DROPOUT, build, gradients
 from parts import CPU, batch_of, parts_of
 
-from tightfit.engine.step import model_loss, train_batch, weighted_micro_batches
+from tightfit.engine.loss import model_loss, weighted_micro_batches
+from tightfit.engine.step import train_batch
 from tightfit.errors import RecipeError
 from tightfit.ops import offload
 from tightfit.strategies.offload_activations import OffloadActivations

@@ -22,7 +22,7 @@ def draw(shape: torch.Size) -> torch.Tensor:
 
 @pytest.mark.parametrize("tile", [1, 100, 1 << 19])
 def test_updates_equal_those_of_transformers(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ours._TILE, "cpu", tile)
+    monkeypatch.setattr(ours, "_TILE", tile)
     mine, their = parameters(SHAPES), parameters(SHAPES)
     groups: Any = [{"params": mine, "weight_decay": DECAY}]
     optimizer = Adafactor(groups, lr=0.01)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tightfit.device import GPUS, Device
+from tightfit.device import Device, find_gpu
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.strategies import base
@@ -29,7 +29,7 @@ def test_the_offers_make_the_recipes_of_the_golden_sets(
     constraints = Constraints.of(**golden["constraints"])
     if not golden["attention"]:
         constraints = replace(constraints, avoided=constraints.avoided | {"tiled-attention"})
-    device = GPUS.get(golden["device"], CPU)
+    device = find_gpu(golden["device"]) or CPU
     known: set[str] = set()
     for stage, expected in zip(Stage, golden["stages"], strict=True):
         where = device, golden["batch_size"], 100, golden["layers"]

@@ -48,6 +48,12 @@ def test_train_uses_the_plans_recipe_and_budget_unless_the_command_line_override
     )
 
 
+def test_a_plan_without_a_budget_is_checked_against_what_is_free_when_it_is_used(tmp_path: Path, made: Plan) -> None:
+    path = tmp_path / "plan.yaml"
+    write_plan(path, replace(made, budget=replace(made.budget, is_auto=True)))
+    assert Request().merged_with(path, []).budget == "auto"
+
+
 def test_a_plan_file_stores_the_constraints_for_planning_again(tmp_path: Path, made: Plan) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(

@@ -14,23 +14,26 @@ from parts import CPU, OFFLOADING
 from plans import RATES, budget, planner_of
 
 from tightfit import plan
-from tightfit.device import GPUS, Device
-from tightfit.errors import BadInput, DoesNotFit, RecipeError
+from tightfit.device import GPUS, Budget, Device, find_gpu
+from tightfit.errors import BadInput, DoesNotFit, ModelError, RecipeError
+from tightfit.i18n import using_language
 from tightfit.job import Job
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
 from tightfit.planning.select import Selector
+from tightfit.report.terminal import plan_as_text
 from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Case, Result, Stage
-from tightfit.strategies.recipe import Recipe
-from tightfit.timing import StepTime
+from tightfit.strategies.recipe import Recipe, parse_strategy
+from tightfit.timing import StepTime, step_time_on
 
 ANY = Constraints()
 SLACK = PROCESS_NOISE["cpu"]
+ROOMY = 1 << 30  # for the tiny model, and less than any machine has: more would be warned of
 ORDER = list(Result)
 LAST_RESORTS = (Stage.USUAL, Stage.SMALL, Stage.SMALLEST)
 
@@ -47,9 +50,15 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Planner:
     return planner_of(tmp_path_factory.mktemp("model"))
 
 
+def bare(planner: Planner) -> Budget:
+    """What the process and the weights take: the smallest budget that is planned for."""
+    simulation = planner.simulation
+    return budget(simulation.process_bytes() + simulation.setup.weight_bytes(Recipe()))
+
+
 def smallest(planner: Planner) -> int:
     with pytest.raises(DoesNotFit) as error:
-        planner.plan(budget(1), ANY)
+        planner.plan(bare(planner), ANY)
     return error.value.plan.chosen.upper_bound
 
 
@@ -100,18 +109,39 @@ def test_a_plan_reports_warnings_about_the_measured_rates(tmp_path: Path) -> Non
     """Times measured on a busy machine are unreliable, so JSON output has the warning too."""
     usual = planner_of(tmp_path)
     busy = replace(usual, step_time=StepTime(replace(usual.step_time.rates, warning="the machine is busy")))
-    assert usual.plan(budget(1 << 40), ANY).to_json()["notes"] == []
-    assert busy.plan(budget(1 << 40), ANY).to_json()["notes"] == ["the machine is busy"]
+    assert usual.plan(budget(ROOMY), ANY).to_json()["notes"] == []
+    assert busy.plan(budget(ROOMY), ANY).to_json()["notes"] == ["the machine is busy"]
     with pytest.raises(DoesNotFit) as error:
-        busy.plan(budget(1), ANY)
+        busy.plan(bare(busy), ANY)
     assert error.value.plan.notes == ("the machine is busy",)
+
+
+def test_a_gpu_whose_speed_is_not_known_gets_a_plan_without_times(tmp_path: Path) -> None:
+    """The recipes are ranked all the same, but no time is told: neither in text nor in JSON."""
+    gpu = find_gpu("6GB")
+    assert gpu is not None
+    here = replace(planner_of(tmp_path, gpu), step_time=step_time_on(gpu))
+    baseline = here.option(Recipe())
+    assert baseline is not None
+    made = here.plan(budget(int(0.95 * baseline.peak), gpu), ANY)
+    assert made.alternatives
+    text = plan_as_text(made)
+    assert "the speed of GPU 6GB is not known: no times are given" in text
+    assert "epoch" not in text.replace("time/epoch", "")
+    assert "of the time" not in text
+    written = made.to_json()
+    options = (written, written["baseline"], *written["alternatives"])
+    assert {option[key] for option in options for key in ("seconds_per_epoch", "seconds_per_step")} == {None}
+    with using_language("zh"):
+        assert "每个 epoch 约" not in plan_as_text(made)
 
 
 def test_a_plan_made_in_python_notes_that_the_command_line_needs_less_memory(tmp_path: Path) -> None:
     here = planner_of(tmp_path)
-    made = here.plan(budget(1 << 40), ANY)
+    made = here.plan(budget(ROOMY), ANY)
     (note,) = made.notes
-    assert note.startswith("The process itself takes 1.00 MiB here; `tightfit train` on the command line needs less")
+    assert note.startswith("The process itself takes 1.00 MiB here, with all that it holds already")
+    assert "`tightfit train` on the command line needs less" in note
     assert made.baseline.estimate.notes == made.notes
     assert note in str(made)
     assert note in made._repr_html_()
@@ -208,6 +238,56 @@ def test_if_nothing_fits_the_closest_plan_suggests_a_budget_that_fits(planner: P
     assert planner.plan(budget(needed), ANY).fits
     assert error.value.exit_code == 1
     assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
+
+
+def test_a_budget_below_the_process_and_the_weights_is_refused_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = planner_of(tmp_path)
+    monkeypatch.setattr(SimulationSetup, "trace", lambda *_: pytest.fail("simulated"))
+    least = bare(planner).size
+    with pytest.raises(DoesNotFit, match=r"is less than 1\.00 MiB for the process itself and .* --budget") as error:
+        planner.plan(budget(least - 1), ANY)
+    assert error.value.plan is None
+    assert error.value.exit_code == 1
+
+
+def test_a_format_that_halves_the_weights_is_counted(tmp_path: Path) -> None:
+    gpu = GPUS["RTX 3050 Laptop 4GB"]
+    planner = planner_of(tmp_path, gpu)
+    weights = planner.simulation.setup.weight_bytes(Recipe())
+    half = budget(planner.simulation.process_bytes() + weights // 2 + 4096, gpu)
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(half, ANY)
+    assert error.value.plan is not None, "bf16-weights might have fitted"
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(half, Constraints.of(avoid=["bf16-weights"]))
+    assert error.value.plan is None
+
+
+def test_without_a_budget_the_baseline_is_chosen_if_it_fits_what_is_free(planner: Planner) -> None:
+    free = Budget(1 << 40, CPU, is_auto=True)
+    plan = planner.plan(free, ANY)
+    assert plan.recipe == Recipe()
+    assert "Fits the 1.00 TiB free on this machine's CPU (no --budget given) with baseline" in str(plan)
+    faster = planner.plan(budget(1 << 40), ANY)
+    assert plan.alternatives[0].recipe == faster.recipe
+    assert planner.plan(free, Constraints.of(use=["adafactor"])).recipe != Recipe()
+    with pytest.raises(DoesNotFit) as error:
+        planner.plan(replace(bare(planner), is_auto=True), ANY)
+    assert error.value.plan.suggestions[0].startswith("close other programs until")
+
+
+def test_an_alternative_can_be_taken(planner: Planner) -> None:
+    plan = planner.plan(budget(1 << 40), ANY)
+    taken = planner.plan(budget(1 << 40), ANY, take=2)
+    assert taken.chosen == plan.alternatives[1]
+    assert taken.alternatives[0] == plan.chosen
+    assert len(taken.reasons) == len(taken.recipe.strategies)
+    assert "\n  2.  " in str(plan)
+    for number in (0, len(plan.alternatives) + 1):
+        with pytest.raises(BadInput, match=f"--take {number} is not one of .*: give 1 to {len(plan.alternatives)}"):
+            planner.plan(budget(1 << 40), ANY, take=number)
 
 
 def test_close_results_are_suggested_if_only_same_is_allowed(planner: Planner) -> None:
@@ -338,6 +418,28 @@ def test_a_model_without_tiled_attention_is_planned_without_it(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_recipe_that_cannot_be_simulated_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with layers that a strategy calls in another way than their model does."""
+    trace = SimulationSetup._trace_by_depth
+    failing = {"gradient-checkpointing"}
+
+    def fail(self: SimulationSetup, recipe: Recipe, *rest: object) -> object:
+        if failing & {strategy.name for strategy in recipe.strategies} or (not failing and not recipe.strategies):
+            raise RuntimeError("shapes of 55 and 64")
+        return trace(self, recipe, *rest)
+
+    monkeypatch.setattr(SimulationSetup, "_trace_by_depth", fail)
+    planner = planner_of(tmp_path)
+    recipe = Recipe((parse_strategy("gradient-checkpointing"),))
+    planner.plan(budget(10**12), ANY)
+    assert planner.candidates.candidate(recipe) is None
+    assert "shapes of 55 and 64" in str(planner.candidates.rejection(recipe))
+    failing.clear()
+    with pytest.raises(ModelError, match="cannot be simulated: shapes of 55 and 64"):
+        planner_of(tmp_path).candidates.candidate(Recipe())
+
+
+@pytest.mark.slow
 def test_mixed_precision_is_a_candidate_on_a_gpu(tmp_path: Path) -> None:
     gpu = GPUS["T4 16GB"]
     planner = planner_of(tmp_path, gpu)
@@ -405,7 +507,7 @@ def _names() -> list[str]:
 
 def test_after_a_failed_preflight_a_clearly_smaller_recipe_is_selected(planner: Planner) -> None:
     selector = Selector(budget(1 << 40), ANY, planned=Recipe())
-    first = selector._select(planner)
+    first = selector.select_with(planner)
     assert first.recipe == Recipe()
     assert selector._limit.size == 1 << 40
     again = selector.excluding(first)

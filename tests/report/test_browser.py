@@ -22,12 +22,14 @@ FRAME = """<body><img src="{control}">
 <script>
 onload = () => {{
   const page = document.getElementById("it").contentDocument.documentElement;
-  document.body.textContent = "WIDTHS " + page.scrollWidth + " " + page.clientWidth;
+  const cut = [...page.querySelectorAll(".scroll")].filter(each => each.scrollWidth > each.clientWidth);
+  document.body.textContent = "WIDTHS " + page.scrollWidth + " " + page.clientWidth + " CUT " +
+    cut.map(each => each.querySelector("tr").textContent.trim()).join(" | ") + " END";
 }};
 </script>"""
 
 
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width", [390, 1100])
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_page_fits_the_window_and_fetches_nothing(trained: Path, tmp_path: Path, width: int, language: str) -> None:
     page = write_report([trained, trained], tmp_path / "several.html", language)
@@ -46,6 +48,7 @@ def test_page_fits_the_window_and_fetches_nothing(trained: Path, tmp_path: Path,
     seen = re.search(r"WIDTHS (\d+) (\d+)", done.stdout)
     assert seen, done.stdout[-500:]
     assert int(seen[1]) <= int(seen[2]) == width
+    assert "CUT  END" in done.stdout, "a table is wider than the window"
     assert _fetched(log) == {CONTROL}, (
         "only the frame around the report makes a request, which shows that requests are logged"
     )

@@ -184,3 +184,23 @@ def test_a_moved_run_resumes_in_its_new_folder(workspace: Workspace) -> None:
     (workspace.folder / "here").rename(workspace.folder / "there")
     run = workspace.train("there", resume=True)
     assert Path(run.folder) == workspace.folder / "there"
+
+
+def test_more_epochs_say_what_happens_to_the_learning_rate(workspace: Workspace) -> None:
+    """The rates in the line are those of the last step before and of the first step after it."""
+    workspace.train("short", epochs=1)
+    run = workspace.train("short", epochs=3, resume=True)
+    assert "continuing from checkpoint-7: 7 of 21 steps are done" in run.notes
+    assert (
+        "the learning rate falls linearly to 0 at the last step, which is now 21 and was 7: "
+        "it continues at 0.00067, and was 0 at step 7"
+    ) in run.notes
+    rates = {entry["step"]: entry["learning_rate"] for entry in run.history if "learning_rate" in entry}
+    assert rates[8] == pytest.approx(1e-3 * 14 / 21)
+
+
+def test_a_run_resumed_as_it_was_keeps_its_learning_rate_without_a_word(workspace: Workspace) -> None:
+    stop(workspace, "unchanged")
+    run = workspace.train("unchanged", resume=True)
+    assert not any("learning rate" in note for note in run.notes)
+    assert any(note.startswith("continuing from checkpoint-") for note in run.notes)

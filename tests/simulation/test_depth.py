@@ -16,10 +16,11 @@ from tightfit import Job
 from tightfit.data.labels import Labels
 from tightfit.device import Device, find_gpu
 from tightfit.simulation.estimate import phases_of
-from tightfit.simulation.job_simulation import SimulationSetup
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.scaling import constant_sizes
 from tightfit.simulation.simulate import BatchShapes, TracedTraining
 from tightfit.simulation.timeline import Timeline
+from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
@@ -110,3 +111,12 @@ def test_the_full_model_is_traced_where_layers_differ(tmp_path: Path, recipe: st
     setup = make_setup(tmp_path, "Bert")
     assert agree(setup, recipe)
     assert setup.depths == [None, None]
+
+
+@pytest.mark.parametrize("longest", [9, 16, 63, 64, 70, 128])
+def test_at_every_length_one_trace_gives_all_micro_batches(tmp_path: Path, longest: int) -> None:
+    """A mask of 64 tokens has 64 bytes and one of 56 fewer: no limit may tell the two traced micro-batches apart."""
+    small_config("Bert", 8, max_position_embeddings=128).save_pretrained(tmp_path)
+    job = Job(model=str(tmp_path), data="none", batch_size=8, max_length=longest)
+    setup = SimulationSetup.of(job, CPU, Labels(("a", "b", "c")), TOKENIZER)
+    assert Simulation(setup, Lengths.uniform(8, longest)).traced(Recipe())[0].is_scalable

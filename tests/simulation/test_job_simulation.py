@@ -10,7 +10,7 @@ from heads import small_config
 from parts import skip_unless_installed
 from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
-from tightfit.device import GPUS, Device
+from tightfit.device import GPUS, Device, find_device
 from tightfit.processes import usable_cpus
 from tightfit.simulation.job_simulation import (
     Simulation,
@@ -24,15 +24,13 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Changes
 from tightfit.strategies.recipe import Recipe, parse_strategy
 
-CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
+CPU = find_device("cpu")
 LENGTHS = Lengths.uniform(8, 24)
 
 
 def simulation(folder: Path, device: Device = CPU) -> Simulation:
     small_config("Bert", 6).save_pretrained(folder)
-    return Simulation(
-        SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
-    )
+    return Simulation(SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, overhead=0)
 
 
 @pytest.mark.slow

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from parts import CPU
 from transformers import BertConfig, BertForSequenceClassification, BertLMHeadModel
 
 from tightfit import Job
@@ -16,8 +22,9 @@ from tightfit.data.labels import Labels
 from tightfit.device import GPUS
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
-from tightfit.simulation.kernels import kernels_of, scratch_on
+from tightfit.simulation.kernels import autocast, kernels_of, scratch_on
 from tightfit.simulation.own_loop import estimate_loop
+from tightfit.simulation.scaling import constant_sizes
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.simulation.worst_case import Lengths
@@ -25,6 +32,8 @@ from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.recipe import Recipe
 
 GPU, OLD_GPU = GPUS["RTX 3060 12GB"], GPUS["T4 16GB"]
+with mock.patch.dict(sys.modules, {"torch.testing._internal.common_utils": mock.Mock(TEST_WITH_ROCM=False)}):
+    from torch.testing._internal.autocast_test_lists import AutocastTestLists  # without its test dependencies
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 
 
@@ -56,15 +65,99 @@ def test_fused_attention_keeps_no_score_matrix(gpu: Any, dtype: torch.dtype) -> 
     assert max(live_blocks(run, gpu)) == 2 * 4 * 512 * 64 * dtype.itemsize
 
 
-def test_autocast_keeps_norms_in_fp32() -> None:
-    def run() -> Any:
-        numbers = torch.ones(8, 64, dtype=torch.float16, requires_grad=True)
-        with torch.autocast("cpu", torch.float16):
-            return torch.nn.functional.layer_norm(numbers, (64,)).dtype
+def autocast_cases(*lists: str) -> list[Any]:
+    """torch's own tests of CUDA's autocast: the name of an op, and arguments without data."""
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        cases = AutocastTestLists(torch.device("cpu"))
+    return [
+        pytest.param(module, name, args, *(options or [{}]), id=f"{name}-{number}")
+        for listed in lists
+        for number, (name, args, *options) in enumerate(getattr(cases, listed))
+        for module in [torch._C._nn if listed.startswith("nn") else torch]
+    ]
 
-    assert live_blocks(run) is not None
-    with torch._subclasses.FakeTensorMode(), kernels_of(GPU):
-        assert run() == torch.float32
+
+def run_in_autocast(module: Any, name: str, args: Any, options: Any) -> torch.Tensor:
+    mode = next(arg.fake_mode for arg in args if isinstance(arg, torch.Tensor))
+    with mode, kernels_of(GPU), torch.autocast("cpu", torch.float16):
+        return getattr(module, name)(*args, **options)
+
+
+@pytest.mark.parametrize(("module", "name", "args", "options"), autocast_cases("torch_fp32", "nn_fp32"))
+def test_autocast_runs_in_fp32_what_cuda_runs_in_fp32(module: Any, name: str, args: Any, options: Any) -> None:
+    assert run_in_autocast(module, name, args, options).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("module", "name", "args", "options"), autocast_cases("torch_need_autocast_promote"))
+def test_autocast_runs_in_the_widest_type_what_cuda_does(module: Any, name: str, args: Any, options: Any) -> None:
+    assert run_in_autocast(module, name, args, options).dtype == torch.float32
+
+
+def test_autocast_knows_every_op_of_cuda() -> None:
+    """Those in 16 bits and in the widest type are listed; torch's header has the same lists."""
+    header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text(encoding="utf-8")
+    lists = dict(re.findall(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)", header))
+    found = {name: set(re.findall(r"_\((\w+)", text)) for name, text in lists.items()}
+    only_cuda = {name.partition(".")[0] for name, *_ in autocast._kernels()}
+    assert found["LOWER_PRECISION_FP"] & only_cuda == autocast._LOWER
+    assert found["PROMOTE"] & only_cuda == autocast._WIDEST
+
+
+def test_autocast_outside_the_simulation_is_unchanged() -> None:
+    numbers = torch.ones(8, dtype=torch.bfloat16)
+    types = []
+
+    def compute() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            types.append(numbers.exp().dtype)
+
+    with kernels_of(GPU):
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+    compute()
+    assert types == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_runs_attention_in_16_bits(dtype: torch.dtype) -> None:
+    """Also where the queries are fp32, as after rotary embeddings."""
+    with torch._subclasses.FakeTensorMode(), kernels_of(GPU), torch.autocast("cpu", dtype):
+        rows = torch.ones(2, 4, 8, 16)
+        assert torch.nn.functional.scaled_dot_product_attention(rows, rows, rows).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "multiprocessors", "capability", "size"),
+    [
+        (8192, 768, 16, 86, 12_582_912),
+        (8192, 768, 40, 86, 31_457_280),
+        (3072, 768, 40, 86, 18_874_368),
+        (512, 3072, 40, 86, 0),
+        (4096, 3072, 108, 80, 96 << 20),
+    ],
+)
+def test_the_sum_of_columns_has_a_buffer(
+    rows: int, columns: int, multiprocessors: int, capability: int, size: int
+) -> None:
+    """As the CUDA build of torch allocated it on a fake GPU."""
+    gpu = replace(GPU, multiprocessors=multiprocessors, capability=capability)
+    with torch._subclasses.FakeTensorMode():
+        matrix = torch.ones(rows, columns)
+    (buffer,) = scratch_on(gpu)(torch.ops.aten.sum.dim_IntList, (matrix, [0]))
+    block = (trace := Trace()).alloc_buffer(buffer)
+    assert constant_sizes(trace).at([]).tolist() == [size]
+    assert block.size == 8 * rows * columns
+
+
+def test_only_sums_over_leading_dimensions_have_a_buffer() -> None:
+    buffers = scratch_on(replace(GPU, multiprocessors=28))
+    with torch._subclasses.FakeTensorMode():
+        states = torch.ones(8, 512, 768)
+    for dims in ([-1], [2], [0, 1, 2], [1], []):
+        assert buffers(torch.ops.aten.sum.dim_IntList, (states, dims)) == []
+    assert len(buffers(torch.ops.aten.sum.dim_IntList, (states, [0, 1]))) == 1
+    assert buffers(torch.ops.aten.sum.dim_IntList, (states.transpose(0, 1), [0, 1])) == []
 
 
 def test_the_estimate_matches_a_published_measurement() -> None:
@@ -123,3 +216,12 @@ def test_each_tutorial_step_shrinks_its_own_memory_kind(estimates: list[Estimate
 
     for before, after, kind in zip(estimates, estimates[1:], SHRINKS, strict=False):
         assert most(after, kind) < 0.9 * most(before, kind), after
+
+
+def test_a_boolean_mask_is_made_additive_without_another_boolean_one() -> None:
+    """As torch's own attention does: one selection between 0 and minus infinity."""
+    tracer = Tracer(Trace(), scratch_on(CPU))
+    with torch._subclasses.FakeTensorMode(), kernels_of(CPU), tracer:
+        rows, mask = torch.ones(2, 4, 48, 8), torch.ones(2, 1, 48, 48, dtype=torch.bool)
+        torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, attn_mask=mask)
+    assert [block.size for block in tracer.trace.blocks].count(mask.numel()) == 1

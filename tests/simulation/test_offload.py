@@ -22,7 +22,7 @@ from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.recipe import Recipe
 
-GPU = GPUS["RTX 3050 4GB"]
+GPU = GPUS["RTX 3050 Laptop 4GB"]
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 ROWS, LENGTH, WIDTH, LAYERS = 32, 128, 1024, 6
 STATES = 4 * ROWS * LENGTH * WIDTH  # bytes of a batch's hidden states

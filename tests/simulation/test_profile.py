@@ -10,7 +10,7 @@ from heads import small_config
 from simulation.test_depth import make_setup
 from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
-from tightfit.device import GPUS, Device
+from tightfit.device import GPUS, Device, find_device
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.profile import StepProfile
 from tightfit.simulation.tracer import wildcard_layer
@@ -18,7 +18,7 @@ from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.recipe import Recipe
 
-CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
+CPU = find_device("cpu")
 LENGTHS = Lengths.uniform(8, 24)
 RECIPES = [
     "",
@@ -32,9 +32,7 @@ RECIPES = [
 
 def simulation(folder: Path, device: Device = CPU, architecture: str = "Bert") -> Simulation:
     small_config(architecture, 6).save_pretrained(folder)
-    return Simulation(
-        SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, assume_padding=True, overhead=0
-    )
+    return Simulation(SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, overhead=0)
 
 
 def step_profile(simulated: Simulation, specs: str) -> StepProfile:

@@ -109,11 +109,9 @@ def test_dropout_on_fake_tensors_allocates_as_on_real_ones(tmp_path: Path, recip
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_tiled_attention_of_a_causal_model_keeps_no_scores_with_or_without_mask(tmp_path: Path, padded: bool) -> None:
+def test_tiled_attention_of_a_causal_model_keeps_no_scores(tmp_path: Path) -> None:
     small_config("GPT2", attn_pdrop=0.1).save_pretrained(tmp_path)
-    shapes = replace(SHAPES, padded=padded)
-    predicted, found = (traced(tmp_path, "tiled-attention", shapes, fake=fake) for fake in (True, False))
+    predicted, found = (traced(tmp_path, "tiled-attention", fake=fake) for fake in (True, False))
     for phase in ("forward", "backward"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
 
@@ -157,7 +155,7 @@ def test_one_trace_gives_the_estimate_for_every_micro_batch_size(folder: Path, r
     exact = traced(
         folder,
         recipe,
-        BatchShapes(shapes.micro_batches, [shapes.evaluation], shapes.padded, encoder=shapes.encoder),
+        BatchShapes(shapes.micro_batches, [shapes.evaluation], encoder=shapes.encoder),
     )
     predicted = estimated_phases(folder, recipe, lengths)
     for phase, kinds in exact.items():
@@ -219,7 +217,7 @@ def test_a_model_that_cannot_be_simulated_can_be_probed(
     whole = BertForSequenceClassification.forward
 
     def forward(self: Any, input_ids: Any, **rest: Any) -> Any:
-        assert len(input_ids.nonzero())
+        assert self.classifier.weight.sum().item() < 1000
         return whole(self, input_ids=input_ids, **rest)
 
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
@@ -236,7 +234,7 @@ def test_the_op_that_reads_tensor_values_is_named(tmp_path: Path, monkeypatch: p
     from tightfit.errors import ModelError
 
     def forward(self: Any, input_ids: Any, **rest: Any) -> Any:
-        return self.classifier(self.dropout(input_ids.nonzero().float()))
+        return self.classifier(self.classifier.weight.nonzero().float())
 
     small_config("Bert").save_pretrained(tmp_path)
     monkeypatch.setattr(BertForSequenceClassification, "forward", forward)
@@ -245,17 +243,10 @@ def test_the_op_that_reads_tensor_values_is_named(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("folder", ["Bert", "T5"], indirect=True)
-def test_a_mask_is_allocated_only_where_lengths_differ(folder: Path) -> None:
-    """As in a real run: transformers drops a mask of ones."""
+def test_a_recipe_has_one_estimate_whether_its_longest_rows_are_equal_or_not(folder: Path) -> None:
+    """transformers drops a mask of ones, so whether there is one would depend on the micro-batch that is looked at."""
     equal, different = Lengths.uniform(8, 24), Lengths(np.array([[24, 24, 24, 24, 9, 9, 9, 8]]), (24,) * 8)
-    assert total(estimated_phases(folder, "", equal)["forward"]) < total(
-        estimated_phases(folder, "", different)["forward"]
-    )
-    forward = [
-        total(estimated_phases(folder, "micro-batch:size=4 max-length:tokens=8", lengths)["forward"])
-        for lengths in (equal, different)
-    ]
-    assert forward[0] == forward[1]
+    assert estimated_phases(folder, "", equal) == estimated_phases(folder, "", different)
 
 
 def test_estimates_do_not_depend_on_their_order(folder: Path) -> None:

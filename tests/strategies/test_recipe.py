@@ -6,7 +6,7 @@ import pytest
 
 from tightfit.errors import RecipeError
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.recipe import Recipe, parse_strategy
+from tightfit.strategies.recipe import Recipe, parse_strategy, split_specs
 
 HABITS = {
     "gradient-accumulation": "micro-batch:size=8",
@@ -35,8 +35,6 @@ SPELLINGS = {
     "gradient_checkpointing:every=2": "gradient-checkpointing:every=2",
     "micro_batch": "micro-batch:size=8",
     "micro_batch:tokens=256": "micro-batch:tokens=256",
-    "LoRA:r=4": "lora:r=4",
-    "Freeze:pattern=*.LayerNorm.*": "freeze:pattern=*.LayerNorm.*",
 }
 
 
@@ -52,6 +50,36 @@ def test_every_strategy_name_with_underscores_is_corrected() -> None:
     for name in (name for name in STRATEGIES if "-" in name):
         with pytest.raises(RecipeError, match=f"did you mean --use {name}(:|\\?$)"):
             parse_strategy(name.replace("-", "_"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "spec"), [("LoRA", "lora"), ("Freeze:pattern=*.LayerNorm.*", "freeze:pattern=*.LayerNorm.*")]
+)
+def test_the_case_of_a_name_does_not_matter(typed: str, spec: str) -> None:
+    assert parse_strategy(typed) == parse_strategy(spec)
+
+
+PRINTED = ["micro-batch:size=8", "chunked-layers:size=8,layers=2", "lora"]
+
+
+@pytest.mark.parametrize("between", [" ", ",", ", ", "\n", " , "])
+def test_a_recipe_can_be_pasted_as_it_is_printed(between: str) -> None:
+    assert split_specs([between.join(PRINTED)]) == PRINTED
+    assert Recipe.parse([between.join(PRINTED)]) == Recipe.parse(PRINTED)
+    assert split_specs(["adafactor", between.join(PRINTED), ""]) == ["adafactor", *PRINTED]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("adafactor,chekpoint", "no strategy 'chekpoint'"),
+        ("micro-batch:size=8,fp16", "did you mean --use mixed-precision:dtype=fp16"),
+        ("micro-batch:size=8,sise=4", "'micro-batch' has no setting 'sise'"),
+    ],
+)
+def test_each_part_of_a_pasted_recipe_is_checked(text: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.parse([text])
 
 
 def test_other_unknown_names_get_the_nearest_name_and_all_names() -> None:

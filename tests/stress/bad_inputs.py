@@ -38,7 +38,8 @@ class CommandResult:
 
     @property
     def is_clean_error(self) -> bool:
-        one_line = len(self.err.strip().splitlines()) == 1 and len(self.err) < 1200
+        lines = [line for line in self.err.splitlines() if not line.endswith(" …")]  # without what was under way
+        one_line = len(lines) == 1 and len(lines[0]) < 1200
         return self.code == 2 and not self.out and one_line and "Traceback" not in self.err
 
 

@@ -45,7 +45,8 @@ class Workspace:
             mock.patch.object(setup, "LOGGING_STEPS", 1),
             mock.patch.object(setup, "_predict_memory", return_value=(setup._Prediction(), ())),
         ):
-            return train(job, use or [], out=self.folder / out, device="cpu", quiet=True, resume=resume, **settings)
+            how: dict[str, Any] = {"device": "cpu", "budget": "none", "quiet": True, "resume": resume} | settings
+            return train(job, use or [], out=self.folder / out, **how)
 
     def weights(self, out: str) -> dict[str, torch.Tensor]:
         return load_file(self.folder / out / "model.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tightfit
@@ -15,7 +16,8 @@ from tightfit.errors import BadInput
 from tightfit.i18n import render
 from tightfit.models import load_tokenizer
 from tightfit.tasks import TASKS, find_task
-from tightfit.tasks.base import LOSS, Task
+from tightfit.tasks.base import Task
+from tightfit.tasks.quality import LOSS
 
 SOURCE = Path(tightfit.__file__).parent
 EVERY_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=list(TASKS))
@@ -31,11 +33,43 @@ def test_the_words_of_a_task_are_translated_in_its_own_file(task: Task) -> None:
 
 
 @EVERY_TASK
-def test_the_best_metric_is_the_first_one_or_the_loss(task: Task) -> None:
-    assert task.best == (task.metrics[0] if task.metrics else LOSS)
-    measured = task.measured({"eval_loss": 0.5, task.best.key: 0.25, "eval_runtime": 1.0})
-    assert measured[0] == (task.best, 0.25)
-    assert measured[-1][0] is LOSS
+def test_the_best_metric_is_the_first_one_or_the_one_that_the_job_names(task: Task) -> None:
+    assert task.scoring(Labels()).best == (task.metrics[0] if task.metrics else LOSS)
+    for metric in (*task.metrics, LOSS):
+        for written in (metric.option, metric.name, metric.key, metric.option.upper()):
+            assert task.find_metric(written) == metric
+        scoring = task.scoring(Labels(("a", "b", "c")), metric.option)
+        assert scoring.best.name == metric.name
+        assert len({each.title for each in scoring.metrics}) == len(scoring.metrics)
+        measured = scoring.measured({"eval_loss": 0.5, metric.key: 0.25, "eval_runtime": 1.0})
+        assert measured[0] == (scoring.best, 0.25)
+        assert measured[-1][0] is LOSS
+
+
+@EVERY_TASK
+def test_a_metric_that_the_task_does_not_have_gets_a_suggestion(task: Task) -> None:
+    with pytest.raises(BadInput, match=f"{task.name} has no metric 'acuracy': "):
+        task.find_metric("acuracy")
+
+
+@EVERY_TASK
+def test_a_constant_answer_is_scored_beside_the_model(task: Task) -> None:
+    """No model without any knowledge of the texts does better, and its metrics are those of the same task."""
+    from transformers import EvalPrediction
+
+    truth = np.array([0, 1, 1, 1, 0, 1, 1, 1]).astype("float32" if task.name == "text-regression" else "int64")
+    width = 1 if task.name == "text-regression" else 2
+    outputs = np.random.default_rng(0).normal(size=(8, width)).astype("float32")
+    scores = task.score(EvalPrediction(outputs, truth), Labels(("0", "1"), "1"))
+    names = {metric.name for metric in task.metrics}
+    assert set(scores) == names | {f"constant_{name}" for name in names}
+    if task.name == "text-classification":
+        assert scores["constant_accuracy"] == 0.75
+        assert scores["constant_f1"] == pytest.approx(2 * 6 / 14)
+        assert scores["constant_mcc"] == 0
+    else:
+        assert scores["constant_mse"] == pytest.approx(truth.var())
+        assert scores["constant_pearson"] == 0
 
 
 @EVERY_TASK

@@ -46,7 +46,7 @@ def test_labels_are_numbers_and_other_rows_are_dropped_with_a_note(tmp_path: Pat
         "3 rows without a label dropped (lines 5, 6, 7)",
         "5 rows whose label is not a number dropped (lines 8, 9, 10, 11, 12)",
     ]
-    assert TASK.find_labels(found, will_be_split=True) == Labels()
+    assert TASK.find_labels(found, will_be_split=True) == (Labels(), ())
     assert TASK.strata(found.dataset) is None
     assert TASK.describe(found.columns, Labels()) == "text from 'text', numbers from 'score'"
 
@@ -74,7 +74,11 @@ def test_metrics_equal_those_of_scipy(decimals: int) -> None:
         truth = rng.normal(size=rows).round(decimals).astype(np.float32)
         predicted = (truth + rng.normal(size=rows)).round(decimals).astype(np.float32)
         found = TASK.compute_metrics(EvalPrediction(predicted[:, None], truth), Labels())
-        expected = {"pearson": pearsonr(predicted, truth).statistic, "spearman": spearmanr(predicted, truth).statistic}
+        expected = {
+            "pearson": pearsonr(predicted, truth).statistic,
+            "spearman": spearmanr(predicted, truth).statistic,
+            "mse": ((predicted - truth) ** 2).mean(),
+        }
         assert found == pytest.approx(expected, abs=1e-6)
 
 
@@ -82,8 +86,31 @@ def test_a_model_that_predicts_one_number_scores_zero() -> None:
     """The correlation is not defined, and a score that is not a number would never be the best."""
     from transformers import EvalPrediction
 
-    prediction = EvalPrediction(np.full((4, 1), 0.1, dtype=np.float32), np.arange(4, dtype=np.float32))
-    assert TASK.compute_metrics(prediction, Labels()) == {"pearson": 0.0, "spearman": 0.0}
+    for rows in (4, 7, 1000):
+        truth = np.arange(rows, dtype=np.float32)
+        found = TASK.compute_metrics(EvalPrediction(np.full((rows, 1), 0.1, dtype=np.float32), truth), Labels())
+        assert (found["pearson"], found["spearman"]) == (0.0, 0.0)
+
+
+def test_what_is_known_of_predicted_numbers() -> None:
+    from scipy.stats import pearsonr
+    from transformers import EvalPrediction
+
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=50).astype(np.float32)
+    predicted = (truth + rng.normal(size=50)).astype(np.float32)
+    rows = TASK.rows_of([(f"text {number}",) for number in range(50)])
+    inputs = ModelInputs(rows, rows, object(), Labels())  # type: ignore[arg-type]
+    quality = TASK.assess(EvalPrediction(predicted[:, None], truth), inputs)
+    assert quality.interval is not None
+    interval = pearsonr(predicted, truth).confidence_interval(0.95)
+    assert (quality.interval.low, quality.interval.high) == pytest.approx((interval.low, interval.high), abs=1e-4)
+    furthest = int(np.abs(predicted - truth).argmax())
+    assert quality.mistakes[0].text == f"text {furthest}"
+    assert quality.mistakes[0].predicted == pytest.approx(predicted[furthest], abs=1e-4)
+    assert (quality.answer, float(quality.constant)) == (None, pytest.approx(truth.mean(), rel=1e-3))
+    same = TASK.assess(EvalPrediction(np.full((50, 1), 0.25, dtype=np.float32), truth), inputs)
+    assert same.answer == "0.25"
 
 
 def test_a_prediction_is_a_number() -> None:
@@ -167,7 +194,7 @@ def test_the_report_and_the_model_card_speak_of_numbers(regressed: Path, tmp_pat
     assert "斯皮尔曼相关系数" in chinese
     model_card = ModelCard.load(regressed / "README.md")
     assert model_card.data.pipeline_tag == "text-classification"
-    assert [result.metric_type for result in model_card.data.eval_results] == ["pearson", "spearman"]
+    assert [result.metric_type for result in model_card.data.eval_results] == ["pearson", "spearman", "mse"]
 
 
 @pytest.mark.parametrize(

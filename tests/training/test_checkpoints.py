@@ -232,7 +232,7 @@ def test_a_damaged_best_checkpoint_is_not_loaded(workspace: Workspace, monkeypat
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter((0.9, 0.5, 0.4))
-    monkeypatch.setattr(TextClassification, "compute_metrics", lambda self, p, labels: {"f1": next(script)})
+    monkeypatch.setattr(TextClassification, "score", lambda self, p, labels: {"f1": next(script)})
     workspace.train("best", epochs=2)
     (workspace.folder / "best" / "checkpoint-7" / "model.safetensors").write_bytes(b"no weights")
     run = workspace.train("best", epochs=3, resume=True)

@@ -38,7 +38,7 @@ def test_a_budget_limits_allocations_until_the_block_ends() -> None:
 def test_the_limit_follows_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_limit.limit_memory(CPU, print):
         allocate(300)
-        monkeypatch.setattr(system, "available_memory", lambda: memory_limit._RESERVE + 50 * MIB)
+        monkeypatch.setattr(system, "available_memory", lambda: system.RESERVE + 50 * MIB)
         time.sleep(3 * memory_limit._POLL_SECONDS)
         with pytest.raises(RuntimeError) as failure:
             allocate(300)
@@ -63,25 +63,23 @@ def test_polling_continues_after_a_failed_check() -> None:
 
 @pytest.mark.parametrize("files", [system._CGROUPS[0], system._CGROUPS[1]], ids=["v2", "v1"])
 def test_headroom_in_a_container_comes_from_its_cgroup(
-    files: tuple[str, str, tuple[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: tuple[tuple[str, ...], str, tuple[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit, usage, (read_once, read_often), mapped = files
+    (limit, *_), usage, (read_once, read_often), mapped = files
     (tmp_path / limit).write_text(f"{1000 * MIB}\n")
     (tmp_path / usage).write_text(f"{700 * MIB}\n")
     cached = f"{read_once} {100 * MIB}\n{read_often} {70 * MIB}\n{mapped} {70 * MIB}\n"
     (tmp_path / "memory.stat").write_text(f"anon 5\n{cached}")
     monkeypatch.setattr(system, "_cgroup_dirs", lambda: [tmp_path])
-    assert list(system.cgroup_headroom()) == [(1000 * MIB, 400 * MIB)]
-    assert memory_limit.headroom() == 400 * MIB - memory_limit._RESERVE
+    assert [group.headroom for group in system.cgroups()] == [400 * MIB]
+    assert memory_limit.headroom() == 400 * MIB - system.RESERVE
     monkeypatch.setattr(memory_limit, "proc_status", lambda field, default=None: 300 * MIB)
     assert memory_limit.headroom(1000 * MIB) == 400 * MIB, "a container sized for the budget is used completely"
     assert memory_limit.headroom(900 * MIB) == 300 * MIB
     assert memory_limit.headroom(1000 * MIB + 3276) == 400 * MIB, "the kernel rounds its limit down to whole pages"
-    assert memory_limit.headroom(2000 * MIB) == 400 * MIB - memory_limit._RESERVE, (
-        "the container is smaller than the budget"
-    )
+    assert memory_limit.headroom(2000 * MIB) == 400 * MIB - system.RESERVE, "the container is smaller than the budget"
     (tmp_path / limit).write_text("max\n")
-    assert list(system.cgroup_headroom()) == []
+    assert list(system.cgroups()) == []
 
 
 def test_swapping_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from engine.test_oom_message import CURRENT, OLD_OTHERS, OTHER_PROCESS
 from parts import parts_of
 from stress.fixtures import Workspace
 from stress.low_memory import ERRORS, Case, MemoryErrors
 
 from tightfit.data.batches import RowLimits
-from tightfit.engine.oom import drop_frames, release_memory_on_error
+from tightfit.engine.oom import drop_frames, not_enough_memory, release_memory_on_error
 from tightfit.errors import OutOfMemory, is_out_of_memory
+from tightfit.messages import msg, verbatim
 from tightfit.training.recovery import PartialStep, Recovery, TensorVersions, run_in_chunks
 from tightfit.training.trainer import Trainer
 
@@ -73,6 +75,39 @@ def test_out_of_memory_before_the_training_frees_memory_and_raises_one_sentence(
     with pytest.raises(OutOfMemory, match=r"DefaultCPUAllocator.*close other programs"):
         load()
     assert alive[0]() is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "others"),
+    [
+        (OTHER_PROCESS, r"Other processes hold 6\.42 GiB of the GPU's 14\.6 GiB \(process 20123, 411\): end them"),
+        (OLD_OTHERS, r"Other processes hold 26\.0 GiB of the GPU's 31\.8 GiB: end them"),
+        (CURRENT, ""),
+    ],
+)
+def test_recovery_that_fails_because_of_other_processes_says_so(reason: str, others: str) -> None:
+    def fail(batch: Any) -> None:
+        raise torch.OutOfMemoryError(reason)
+
+    batch = {"input_ids": torch.ones(1, 4, dtype=torch.long)}
+    with pytest.raises(OutOfMemory, match=f"not enough memory to evaluate a single text.*{others}") as raised:
+        run_in_chunks(fail, batch, RowLimits(1), lambda message: None)
+    assert ("Other processes" in str(raised.value)) is bool(others)
+
+
+@pytest.mark.parametrize(("available", "rss", "told"), [(1, 2, True), (1, 20, False), (12, 2, False)])
+def test_host_memory_that_other_processes_hold_is_told(
+    monkeypatch: pytest.MonkeyPatch, available: int, rss: int, told: bool
+) -> None:
+    """Of 24 GiB: not where this process holds most of it, and not where a limit of its own was reached."""
+    import psutil
+
+    memory = SimpleNamespace(total=24 << 30, available=available << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    own = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=rss << 30))
+    monkeypatch.setattr(psutil, "Process", lambda: own)
+    error = not_enough_memory(msg("It failed."), verbatim("MemoryError"))
+    assert ("Other processes hold 21.0 GiB of this machine's 24.0 GiB" in str(error)) is told
 
 
 def test_row_limits_apply_to_a_length_and_longer_ones() -> None:

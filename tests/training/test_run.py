@@ -19,7 +19,7 @@ from parts import skip_unless_installed
 
 from tightfit import Job, evaluate, load_run, predict, train
 from tightfit.engine.dataset import JobData, read_data
-from tightfit.errors import LossNotFinite, OutputError
+from tightfit.errors import Interrupted, LossNotFinite, OutputError
 from tightfit.runs.header import load_header
 from tightfit.simulation.process_size import warm_up
 from tightfit.tasks.text_classification import ClassPrediction
@@ -191,7 +191,7 @@ def test_the_weights_of_the_best_epoch_are_saved(
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter(scores)
-    monkeypatch.setattr(TextClassification, "compute_metrics", lambda self, p, labels: {"f1": next(script)})
+    monkeypatch.setattr(TextClassification, "score", lambda self, prediction, labels: {"f1": next(script)})
     run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "run", device="cpu", quiet=True)
     losses = [entry["eval_loss"] for entry in run.history if "eval_loss" in entry]
     assert losses == sorted(losses, reverse=True)
@@ -313,9 +313,12 @@ def test_a_run_killed_within_an_epoch_resumes_from_the_epoch_before(
     uninterrupted = train(job, out=tmp_path / "uninterrupted", device="cpu", quiet=True)
     with monkeypatch.context() as patched:
         patched.setattr(trainer, "train_batch", interrupting(trainer.train_batch, at=17))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted):
             train(job, out=tmp_path / "stopped", device="cpu", quiet=True)
+    first, held = estimate_of(tmp_path / "stopped"), np.ones(64 << 20, dtype=np.uint8)
     again = train(job, out=tmp_path / "stopped", device="cpu", resume=True, quiet=True)
+    assert estimate_of(tmp_path / "stopped") == first, f"one run has one prediction, also beside {held.nbytes} bytes"
+    assert again.predicted.peak_bytes == first["peak_bytes"]
     assert again.steps == uninterrupted.steps
     assert again.metrics["eval_f1"] == uninterrupted.metrics["eval_f1"]
     found, expected = weights_of(tmp_path / "stopped"), weights_of(tmp_path / "uninterrupted")
@@ -386,7 +389,7 @@ def test_a_moved_run_finds_its_best_checkpoint(
     from tightfit.tasks.text_classification import TextClassification
 
     script = iter((0.9, 0.5, 0.4))
-    monkeypatch.setattr(TextClassification, "compute_metrics", lambda self, p, labels: {"f1": next(script)})
+    monkeypatch.setattr(TextClassification, "score", lambda self, prediction, labels: {"f1": next(script)})
     train(job_of(tiny_model, reviews, epochs=2), out=tmp_path / "run", device="cpu", quiet=True)
     (tmp_path / "run").rename(tmp_path / "moved")
     run = train(job_of(tiny_model, reviews, epochs=3), out=tmp_path / "moved", device="cpu", resume=True, quiet=True)

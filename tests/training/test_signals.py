@@ -37,20 +37,20 @@ def test_a_checkpoint_is_due_after_the_interval() -> None:
     assert SaveInterval(1, "minutes").is_due(1, time.monotonic() - 61)
 
 
-def test_a_signal_stops_the_feature_cache_between_batches() -> None:
+def test_a_signal_stops_the_feature_cache_between_batches(tmp_path: Path) -> None:
     messages: list[str] = []
-    save_and_stop = SaveAndStop(SaveInterval(1, "steps"), messages.append)
+    save_and_stop = SaveAndStop(tmp_path / "run", SaveInterval(1, "steps"), messages.append)
     save_and_stop.raise_if_stopped()
     save_and_stop._on_signal(signal.SIGTERM, None)
-    with pytest.raises(Interrupted, match="train --resume continues the run") as stopped:
+    with pytest.raises(Interrupted, match=r"Continue with: tightfit train --out .*/run --resume") as stopped:
         save_and_stop.raise_if_stopped()
     assert stopped.value.exit_code == 143
     assert len(messages) == 1
 
 
-def test_after_the_last_step_a_signal_promises_no_further_checkpoint() -> None:
+def test_after_the_last_step_a_signal_promises_no_further_checkpoint(tmp_path: Path) -> None:
     messages: list[str] = []
-    save_and_stop = SaveAndStop(SaveInterval(1, "steps"), messages.append)
+    save_and_stop = SaveAndStop(tmp_path / "run", SaveInterval(1, "steps"), messages.append)
     save_and_stop.on_train_end(None, None, None)
     save_and_stop._on_signal(signal.SIGINT, None)
     assert messages == ["training has finished: the model is being written. Press Ctrl-C again to exit immediately."]
@@ -80,8 +80,6 @@ def train_in_child(workspace: Workspace, out: str, seconds_per_step: float = 0.2
         except Interrupted as stopped:
             (workspace.folder / f"{out}.message").write_text(str(stopped))
             return stopped.exit_code
-        except KeyboardInterrupt:
-            return 130
         return 0
 
     return start_child(work, workspace.folder / f"{out}.log")
@@ -107,7 +105,8 @@ def test_a_signal_writes_a_checkpoint_before_the_run_stops(
     last = latest_checkpoint(workspace.folder / out)
     assert last is not None
     messages = (workspace.folder / f"{out}.message").read_text()
-    assert f"{last.name} is written, and train --resume continues from it" in messages
+    folder = workspace.folder / out
+    assert f"{last.name} is written. Continue with: tightfit train --out {folder} --resume" in messages
     assert not (workspace.folder / out / "run.json").exists()
     workspace.train(out, epochs=3, resume=True)
     assert same_bits(workspace.weights(out), workspace.weights("uninterrupted"))
@@ -120,7 +119,10 @@ def test_a_second_ctrl_c_exits_immediately(workspace: Workspace) -> None:
     time.sleep(0.5)
     os.kill(child, signal.SIGINT)
     assert wait_for(child) == 130
-    assert not (workspace.folder / "impatient.message").exists()
+    folder = workspace.folder / "impatient"
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-0"]
+    message = (workspace.folder / "impatient.message").read_text()
+    assert message == f"stopped. Continue with: tightfit train --out {folder} --resume"
 
 
 @pytest.mark.slow

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from tightfit.cli.language import Command, Group, chosen_language, show_usage_error
-from tightfit.cli.options import Lang, build_job, setting, with_job_settings, with_language
-from tightfit.cli.startup import command_terminal, exit_with_message, fast_exit, print_error
-from tightfit.demo import demo_job, free_folder
-from tightfit.errors import BadInput
+from tightfit.activity import EVALUATING, SIMULATING
+from tightfit.cli.demo import run_demo
+from tightfit.cli.help import WIDTH, Command, Group
+from tightfit.cli.language import chosen_language
+from tightfit.cli.options import Lang, Version, build_job, complete_strategy, setting, with_job_settings, with_language
+from tightfit.cli.output import next_line, print_json, stdout, write_json
+from tightfit.cli.prefetch import prefetched
+from tightfit.cli.startup import command_terminal, exit_with_message, fast_exit, print_error, replace_unencodable
+from tightfit.cli.usage import show_usage_error
+from tightfit.demo import BUDGET, demo_in, free_folder
+from tightfit.errors import STOPPED, BadInput, Interrupted
 from tightfit.i18n import current_language, language_of, render, using_language
 from tightfit.job import Job, read_job_file
 from tightfit.messages import Message, in_sequence, msg
+from tightfit.models import check_available
 from tightfit.optional_imports import slim_process
-from tightfit.runs.record import load_run
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 app = typer.Typer(
     name="tightfit",
     cls=Group,
     help="Fine-tune a Hugging Face transformer inside the memory you have.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
 )
 
 
@@ -43,11 +41,14 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda or mps. [default: cu
 DeviceOrGpu = Annotated[
     str | None,
     typer.Option(
-        help="cpu, cuda, or a GPU by name, in this machine or not: 'RTX 3050 4GB', T4. "
+        help="cpu, cuda, a GPU by name, in this machine or not ('RTX 3060 12GB', T4), or any GPU by its memory (6GB). "
         "[default: cuda if available, else cpu]"
     ),
 ]
-Avoid = Annotated[list[str] | None, typer.Option(help="Strategy to exclude from the plan. Repeatable.")]
+Avoid = Annotated[
+    list[str] | None,
+    typer.Option(help="Strategy to exclude from the plan. Repeatable.", autocompletion=complete_strategy),
+]
 Allow = Annotated[
     str | None,
     typer.Option(
@@ -56,7 +57,13 @@ Allow = Annotated[
         "[default: close]"
     ),
 ]
-Use = Annotated[list[str] | None, typer.Option(help="Strategy to use, as name:key=value,key=value. Repeatable.")]
+Use = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Strategy to use, as name:key=value,key=value; several with spaces between them, or repeat the option.",
+        autocompletion=complete_strategy,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 RunFolder = Annotated[Path, typer.Argument(help="Run folder written by tightfit train.", metavar="RUN")]
 
@@ -68,7 +75,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @app.callback()
-def program(lang: Lang = None) -> None:
+def program(lang: Lang = None, version: Version = False) -> None:
     """Options before the name of a command."""
 
 
@@ -80,12 +87,16 @@ def plan(
         Path | None, typer.Argument(help="Job file (YAML: model, data, …) or plan file.", metavar="FILE")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Memory limit, such as 4GB. [default: all of the device's memory]")
+        str | None,
+        typer.Option(help="Memory limit, such as 4GB; auto is what the device has free now. [default: auto]"),
     ] = None,
     device: DeviceOrGpu = None,
     use: Use = None,
     avoid: Avoid = None,
     allow: Allow = None,
+    take: Annotated[
+        int | None, typer.Option(help="Choose alternative N of the printed plan instead.", metavar="N")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file (.yaml) for tightfit train.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the plan as a transformers script (.py).")] = None,
     as_json: AsJson = False,
@@ -95,17 +106,19 @@ def plan(
     The chosen recipe is the fastest with result `same` that fits; if there is none, the fastest with result `close`.
     """
     job, specs = _job_and_recipe(file, settings, use, "plan")
-    with _prefetch(job):
-        from tightfit.cli.planning import Request, run_plan
+    with prefetched(job):
+        from tightfit.cli.planning import Request, next_command, run_plan
 
         request = Request(budget, device, use, avoid, allow).merged_with(file, specs, allow_absent_gpu=True)
-        made = run_plan(job, request, out=out, export=export, quiet=as_json)
+        made = run_plan(job, request, take=take, out=out, export=export, quiet=as_json)
     if as_json:
         print_json(made.to_json())
     else:
         from tightfit.report.terminal import show_plan
 
         show_plan(made, stdout())
+        if made.fits:
+            stdout().print(f"\n{render(next_line(next_command(made, request, out)))}", markup=False)
     if not made.fits:
         raise SystemExit(1)
 
@@ -118,23 +131,39 @@ def train(
         Path | None, typer.Argument(help="Plan file, or job file; its key `use` lists strategies.", metavar="FILE")
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Memory limit, such as 4GB: train with the recipe that plan would choose.")
+        str | None,
+        typer.Option(
+            help="Memory limit, such as 4GB: train with the recipe that plan would choose. auto is what the device has "
+            "free now; none trains the baseline. [default: auto, or with --use exactly its strategies]"
+        ),
     ] = None,
     use: Use = None,
     avoid: Avoid = None,
     allow: Allow = None,
-    out: Annotated[Path, typer.Option(help="Run folder for the model, run.json and checkpoints.")] = Path("runs/run"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder for model, report, run.json and checkpoints. [default: runs/MODEL-DATA-NUMBER]"),
+    ] = None,
     device: Device = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out. [default: the newest unfinished one in runs]")
+    ] = False,
     save_every: Annotated[
         str, typer.Option(help="Save a checkpoint every '100 steps' or '30 minutes', and at the end of each epoch.")
     ] = "30 minutes",
+    keep_checkpoints: Annotated[
+        int, typer.Option(help="Checkpoints to keep when the run has finished; 0 keeps only the model.")
+    ] = 2,
     report_to: Annotated[
         list[str] | None, typer.Option(help="Experiment tracker as in transformers: tensorboard, wandb, … Repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model on a data file. With --budget, first choose a recipe that fits it, as `plan` does."""
+    """Fine-tune a model on a data file, with a recipe that fits the memory, chosen as `plan` does."""
+    if resume and out is None:
+        from tightfit.cli.resuming import folder_to_resume
+
+        out = folder_to_resume(file, settings, quiet=as_json)
     job, specs = _job_and_recipe(file or _job_file_of(out, resume), settings, use, "train")
 
     from tightfit.api import train as run_training
@@ -153,8 +182,11 @@ def train(
         report_to=report_to or [],
         quiet=as_json,
         save_every=save_every,
+        keep_checkpoints=keep_checkpoints,
     )
-    _show_run(run, as_json)
+    from tightfit.cli.training import show_trained  # now: charts take memory
+
+    show_trained(run, as_json=as_json)
 
 
 @_command
@@ -173,11 +205,11 @@ def estimate(
 ) -> None:
     """Predict the memory of training, by phase and type of memory. Loads no weights and runs no training step."""
     job, specs = _job_and_recipe(file, settings, use, "estimate")
-    with _prefetch(job):
+    with prefetched(job):
         from tightfit.api import estimate as run_estimate
         from tightfit.report.terminal import show_estimate
 
-        with command_terminal(quiet=as_json).status(msg("Simulating")):
+        with command_terminal(quiet=as_json).status(SIMULATING):
             estimate = run_estimate(job, specs, device, probe=probe)
     if as_json:
         print_json(estimate.to_json())
@@ -215,7 +247,8 @@ def compare(
     job, _ = _job_and_recipe(file, settings, None, "compare")
 
     from tightfit.api import compare as run_comparison
-    from tightfit.report.comparison import show_comparison, write_comparison
+    from tightfit.report.comparison import show_comparison, write_comparison, written_files
+    from tightfit.report.terminal import say
 
     comparison = run_comparison(
         job,
@@ -233,6 +266,7 @@ def compare(
         print_json(comparison.to_json())
     else:
         show_comparison(comparison, stdout())
+        say(stdout(), written_files(out))
 
 
 @_command
@@ -259,6 +293,9 @@ def explain(
         stdout().print(render(line), markup=False)
     for number, edit in enumerate(explanation.edits, 1):
         stdout().print(f"  {number}. {render(edit.text)}", markup=False)
+    if explanation.command:
+        stdout().print(render(msg("Or train it within that memory, with the same effective batch:")), markup=False)
+        stdout().print(f"  {explanation.command}", markup=False, soft_wrap=True)
 
 
 @_command
@@ -277,15 +314,20 @@ def evaluate(
     from tightfit.inference import evaluate as run_evaluation
     from tightfit.report.terminal import show_evaluation
 
-    terminal = command_terminal(quiet=as_json)
-    with terminal.status(msg("Evaluating")):
-        evaluation = run_evaluation(run, data, device, text=text, label=label)
+    terminal, stopped = command_terminal(quiet=as_json), None
+    try:
+        with terminal.rows(EVALUATING) as on_rows:
+            evaluation = run_evaluation(run, data, device, text=text, label=label, on_rows=on_rows)
+    except Interrupted as error:
+        evaluation, stopped = error.result, error
     for note in evaluation.notes:
         terminal.log(note)
     if as_json:
-        print_json({"metrics": evaluation.metrics, "rows": evaluation.rows, "notes": evaluation.notes})
+        print_json(evaluation.to_json())
     else:
         show_evaluation(evaluation, stdout())
+    if stopped:
+        raise stopped
 
 
 @_command
@@ -308,6 +350,8 @@ def predict(
         )
     if bool(data) != bool(out):
         raise BadInput(msg("--data and --out go together: tightfit predict RUN --data new.csv --out predicted.csv."))
+
+    from tightfit.cli.prediction import predict_file, predict_texts
 
     if data and out:
         predict_file(run, data, out, device, text, as_json)
@@ -362,70 +406,34 @@ def tasks(as_json: AsJson = False) -> None:
 
 
 @_command
-def demo(out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"), as_json: AsJson = False) -> None:
-    """Train on bundled hotel reviews, offline, in about a minute."""
-    from tightfit.api import train as run_training
-
-    job, folder = demo_job(), free_folder(out)
-    run = run_training(job, ["micro-batch:size=8"], out=folder, device="cpu", quiet=as_json)
-    _show_run(run, as_json)
-    if not as_json:
-        stdout().print(f"\n{render(_next_steps(folder))}", markup=False)
-
-
-def _next_steps(folder: Path) -> Message:
-    return msg(
-        'Try the model:       tightfit predict {folder} "The room was spotless and the staff were kind"\n'
-        "Train on your file:  tightfit train --model bert-base-chinese --data reviews.csv --out runs/mine\n"
-        "                     (it needs a text or review column and a label column; --text and --label select others)\n"
-        "Less memory:         add --use micro-batch:size=4 --use gradient-checkpointing --use adafactor\n"
-        "                     (tightfit strategies lists all strategies)",
-        folder=folder,
-    )
+def demo(
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    budget: Annotated[str, typer.Option(help="Memory limit to plan for.")] = BUDGET,
+    as_json: AsJson = False,
+) -> None:
+    """Plan for a memory budget, train on bundled hotel reviews and write a report, offline, in about a minute."""
+    run_demo(demo_in(current_language()), free_folder(out), budget, as_json=as_json)
 
 
 def _job_and_recipe(
     file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
 ) -> tuple[Job, list[str]]:
     """The job and the strategies of the file, overridden by the command line."""
-    from tightfit.strategies.recipe import parse_strategy
+    from tightfit.strategies.recipe import parse_strategy, split_specs
+    from tightfit.tasks import check_task
 
     values, specs = read_job_file(file) if file else ({}, [])
-    job, chosen = build_job({**values, **settings}, verb), use or specs
+    job, chosen = build_job({**values, **settings}, verb), split_specs(use or specs)
+    check_task(job)
     for spec in chosen:
         parse_strategy(spec)  # reject a misspelt spec before torch is imported
+    check_available(job.model)
     return job, chosen
 
 
-@contextlib.contextmanager
-def _prefetch(job: Job) -> Iterator[None]:
-    """Read the data in the background while torch is imported, with garbage collection paused."""
-    from tightfit.engine.dataset import prefetching
-
-    with prefetching(job), _gc_paused():
-        yield
-
-
-@contextlib.contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Pause garbage collection: importing libraries creates a million objects and no garbage."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        # Move all objects to the oldest generation, so that the next collections skip them.
-        if not gc.get_freeze_count():
-            gc.freeze()
-            gc.unfreeze()
-        gc.enable()
-
-
-def _job_file_of(out: Path, resume: bool) -> Path | None:
+def _job_file_of(out: Path | None, resume: bool) -> Path | None:
     """The job file of the run folder, for --resume without other settings."""
-    if not resume:
+    if not resume or out is None:
         return None
     from tightfit.runs.folder import JOB_FILE, check_run_folder
 
@@ -437,7 +445,7 @@ def _show_run(run: Any, as_json: bool) -> None:
     from tightfit.report.terminal import show_run
 
     if as_json:
-        sys.stdout.write(run.to_json())
+        write_json(run.to_json())
     else:
         show_run(run, stdout())
 
@@ -445,6 +453,7 @@ def _show_run(run: Any, as_json: bool) -> None:
 def console_main() -> None:
     """Entry point of the `tightfit` command, in a process of its own."""
     slim_process()
+    replace_unencodable()
     try:
         main()
     finally:
@@ -474,58 +483,6 @@ def _run() -> None:
 
 def _when_stopped() -> Message:
     """How to continue what Ctrl-C stopped."""
-    match sys.argv[1:2]:
-        case ["train"]:
-            return in_sequence(msg("stopped."), msg("Continue a started run with train --resume."))
-        case ["compare"]:
-            return in_sequence(msg("stopped."), msg("Run the same command again to continue."))
-    return msg("stopped.")
-
-
-def stdout() -> Console:
-    """A console on the current sys.stdout, which may have been replaced since import."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=True)
-
-
-def print_json(content: dict[str, Any]) -> None:
-    """Print one JSON object on one line."""
-    sys.stdout.write(json.dumps(content, ensure_ascii=False) + "\n")
-
-
-def predict_file(run: Path, data: str, out: Path, device: str | None, text: str | None, as_json: bool) -> None:
-    """Predict for the rows of a file and write a copy of it with the predictions to `out`."""
-    from tightfit.inference import predict_file as run_prediction
-
-    terminal = command_terminal(quiet=as_json)
-    with terminal.status(msg("Predicting")):
-        predicted = run_prediction(run, data, out, device, text)
-    for note in predicted.notes:
-        terminal.log(note)
-    if as_json:
-        print_json({"rows": predicted.rows, "out": str(out), "notes": predicted.notes})
-    else:
-        stdout().print(render(msg("{rows:,} rows predicted: {file}", rows=predicted.rows, file=out)), markup=False)
-
-
-def predict_texts(run: Path, texts: list[str], device: str | None, as_json: bool) -> None:
-    """Predict for texts from the command line, two per pair if the model was trained on pairs."""
-    from tightfit.inference import predict as run_prediction
-    from tightfit.report.terminal import show_predictions
-
-    paired = len(load_run(run).data.text_columns) == 2
-    if paired and len(texts) % 2:
-        count = len(texts)
-        raise BadInput(
-            msg("This model takes pairs, and {count} texts do not make pairs: give two per pair.", count=count)
-        )
-    inputs = list(zip(texts[::2], texts[1::2], strict=True)) if paired else texts
-    with command_terminal(quiet=as_json).status(msg("Loading the model")):
-        predictions = run_prediction(run, inputs, device)
-    texts = [" + ".join(pair) for pair in inputs] if paired else texts
-    if as_json:
-        rows = [{"text": text, **made.to_json()} for text, made in zip(texts, predictions, strict=True)]
-        print_json({"predictions": rows})
-    else:
-        show_predictions(texts, predictions, stdout())
+    if sys.argv[1:2] == ["compare"]:
+        return in_sequence(STOPPED, msg("Run the same command again to continue."))
+    return STOPPED

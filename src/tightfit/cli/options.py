@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,38 @@ from tightfit.messages import Message, msg, name
 Lang = Annotated[str | None, typer.Option(help="Language: en or zh. [default: zh if LANG says so, else en]")]
 
 
+def _show_version(wanted: bool) -> None:
+    """The versions that a report of a problem needs; without importing the libraries."""
+    if not wanted:
+        return
+    from importlib.metadata import version
+
+    libraries = (name for name in ("torch", "transformers") if find_spec(name))
+    versions = ", ".join(f"{name} {version(name)}" for name in libraries)
+    python = ".".join(map(str, sys.version_info[:3]))
+    sys.stdout.write(f"tightfit {version('tightfit')} ({versions}, Python {python})\n")
+    raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        help="Show the versions of tightfit, torch, transformers and Python, and exit.",
+        is_eager=True,
+        callback=_show_version,
+    ),
+]
+
+
+def complete_strategy(incomplete: str) -> list[str]:
+    """The strategies that begin like this, for the completion of a shell."""
+    from tightfit.strategies import STRATEGIES
+
+    names = [strategy.example() for strategy in STRATEGIES.values()]
+    return [name for name in names if name.startswith(incomplete.lower())]
+
+
 def setting(key: str) -> Any:
     """The option of one job setting."""
     return typer.Option(f"--{key.replace('_', '-')}", help=setting_help(key), show_default=False)
@@ -25,7 +59,7 @@ def setting_help(key: str) -> Message:
     """What a job setting is, and its default."""
     field = Job.model_fields[key]
     about = name(field.description or "")
-    if field.default is None or field.is_required():
+    if field.default in (None, False) or field.is_required():
         return about
     return msg("{about} [default: {default}]", about=about, default=str(field.default))
 

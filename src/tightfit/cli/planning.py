@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tightfit.activity import PLANNING
 from tightfit.api import plan
+from tightfit.cli.output import print_json
 from tightfit.cli.startup import command_terminal
-from tightfit.device import Budget, find_gpu
+from tightfit.device import NONE, Budget, find_gpu
 from tightfit.errors import BadInput, DoesNotFit, OutputError
 from tightfit.i18n import render
-from tightfit.job import Job, load_yaml
+from tightfit.job import Job, job_values, load_yaml
 from tightfit.messages import clauses, msg
-from tightfit.planning.export import plan_for_export, write_script
+from tightfit.planning.export import write_script
 from tightfit.planning.plan import Plan
 from tightfit.planning.plan_file import PlanHeader, changes, parse_header, write_plan
 
@@ -48,28 +50,61 @@ class Request:
         return (self.use, self.avoid, self.allow) != (None, None, None)
 
 
-def run_plan(job: Job, request: Request, *, out: Path | None, export: Path | None, quiet: bool) -> Plan:
+def run_plan(
+    job: Job, request: Request, *, take: int | None, out: Path | None, export: Path | None, quiet: bool
+) -> Plan:
     """Make a plan and write it to the requested files; a plan that does not fit is returned but not written."""
     _check_names(out, export)
+    if request.budget == NONE:
+        raise BadInput(
+            msg("A plan needs a budget: give a size such as 4GB, or leave --budget out for what is free now.")
+        )
     terminal, budget = command_terminal(quiet=quiet), Budget.of(request.budget, request.device)
     if budget.warning:
         terminal.log(budget.warning)
-    make = partial(plan_for_export, plan) if export else plan
     try:
-        with terminal.status(msg("Planning")):
-            made = make(job, budget, **request.constraints)
+        with terminal.status(PLANNING):
+            made = plan(job, budget, take=take, **request.constraints)
     except DoesNotFit as error:
+        if error.plan is None:
+            if quiet:
+                print_json({"fits": False, "budget_bytes": budget.size, "suggestions": [error.message]})
+            raise
         return error.plan
     for note in made.notes:
         if note != budget.warning:  # logged above
             terminal.log(note)
     if out:
         write_plan(out, made)
-        terminal.log(msg("{file} written: tightfit train {file} --out runs/mine", file=out))
+        terminal.log(msg("{file} written", file=out))
     if export:
-        write_script(export, made)
+        with terminal.status(msg("Measuring the process of the exported script")):
+            script = write_script(export, made)
+        for note in script.notes:
+            terminal.log(note)
         terminal.log(msg("{file} written: python {file}", file=export))
     return made
+
+
+def next_command(made: Plan, request: Request, out: Path | None) -> str:
+    """The command that trains the plan."""
+    return shlex.join(["tightfit", "train", str(out)]) if out else _train_command(made.job, request)
+
+
+def _train_command(job: Job, request: Request) -> str:
+    """The command that trains what was planned."""
+    options = {**job_values(job), "budget": request.budget}
+    unset = Job(model=job.model, data=job.data)
+    defaults = {name: value for name, value in job_values(unset).items() if name not in ("model", "data")}
+    changed = {name: value for name, value in options.items() if value is not None and defaults.get(name) != value}
+    arguments = [word for name, value in changed.items() for word in _option(name, value)]
+    arguments += [word for spec in request.use or () for word in ("--use", spec)]
+    arguments += [word for name in request.avoid or () for word in ("--avoid", name)]
+    return shlex.join(["tightfit", "train", *arguments, *(("--allow", request.allow) if request.allow else ())])
+
+
+def _option(name: str, value: Any) -> tuple[str, ...]:
+    return (f"--{name}",) if value is True else (f"--{name}", f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def planned_recipe(file: Path | None, job: Job, specs: list[str]) -> list[str] | None:

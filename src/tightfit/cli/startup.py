@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from tightfit.compat import run_exit_functions
-from tightfit.errors import TightfitError, is_out_of_memory, one_line
+from tightfit.errors import STOPPED, TightfitError, is_out_of_memory, one_line
 from tightfit.i18n import render
 from tightfit.messages import Message, msg
 from tightfit.models import silence_transformers
@@ -25,6 +27,24 @@ def command_terminal(*, quiet: bool) -> Terminal:
 
     silence_transformers()
     return Terminal(quiet=quiet)
+
+
+_PLAIN = {"…": "...", "·": "-", "–": "-", "×": "x", "←": "<-", "→": "->", "█": "#", "░": ".", "≤": "<=", "≥": ">="}
+
+
+def replace_unencodable() -> None:
+    """Write characters that the console or file cannot encode (cp936, cp1252, ASCII) as similar ones, or as `?`."""
+    codecs.register_error("tightfit", _similar)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="tightfit")
+
+
+def _similar(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(character, "?") for character in unknown), error.end
 
 
 def fast_exit() -> None:
@@ -52,7 +72,6 @@ def _has_live_threads() -> bool:
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
-_STOPPED = msg("stopped.")
 _NO_MEMORY = msg(
     "there is not enough memory to load the data and the model: close other programs, or use a smaller model."
 )
@@ -64,7 +83,7 @@ def print_error(message: Message) -> None:
 
 
 @contextlib.contextmanager
-def exit_with_message(when_stopped: Message = _STOPPED) -> Iterator[None]:
+def exit_with_message(when_stopped: Message = STOPPED) -> Iterator[None]:
     """Turn errors that a user can fix into one sentence and an exit code; all others are bugs and keep a traceback."""
     try:
         yield

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tightfit.data.labels import Labels
 from tightfit.device import find_device
 from tightfit.display import Display
 from tightfit.errors import BadInput, suggest
@@ -18,6 +19,8 @@ from tightfit.files import atomic_write
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import find_task
+from tightfit.tasks.quality import Scoring
 
 FILE = "comparison.json"
 KINDS = ("process", "weights", "gradients", "optimizer state", "activations", "temporary")
@@ -35,7 +38,8 @@ class RowPrediction(_Value):
     phase: str
     kinds: dict[str, int]
     """Bytes of each kind at the peak; `process` is the process without any tensor."""
-    seconds_per_step: float
+    seconds_per_step: float | None
+    """None for a GPU whose speed is not known."""
     steps_per_epoch: int
     fits: bool | None
     """Whether it fits the device; None if the device's memory is unknown."""
@@ -56,7 +60,12 @@ class Measurement(_Value):
     """Seconds of the first epoch, if the features of a frozen encoder were computed before its steps; else None."""
     metrics: dict[str, float]
     """Empty unless the run trained for all epochs."""
+    labels: tuple[str, ...] = ()
+    positive_label: str | None = None
+    """The class of which `f1` is the F1; None if it is macro F1."""
     notes: list[Message]
+    cpu_of_others: float = 0.0
+    """The share of this machine's CPU that other processes used meanwhile."""
 
 
 class ComparisonRow(_Value):
@@ -112,6 +121,11 @@ class ComparisonRow(_Value):
             return statistics.median(first)
         return self.seconds_per_step * self.measurements[0].steps_per_epoch if self.seconds_per_step else None
 
+    @property
+    def cpu_of_others(self) -> float:
+        """The largest share of the CPU that other processes used while it was measured."""
+        return max((measurement.cpu_of_others for measurement in self.measurements), default=0.0)
+
     def scores(self, metric: str) -> list[float]:
         """A metric of each seed whose training finished."""
         return [
@@ -131,6 +145,13 @@ class Comparison(Display, _Value):
     budget_bytes: int | None = None
     rows: list[ComparisonRow]
     versions: dict[str, str]
+
+    @property
+    def scoring(self) -> Scoring:
+        """How the recipes are scored; which labels there are is known after the first measurement."""
+        measured = next((each for row in self.rows for each in row.measurements if each.labels), None)
+        labels = Labels(measured.labels, measured.positive_label) if measured else Labels()
+        return find_task(self.job.task).scoring(labels, self.job.metric)
 
     def row(self, recipe: Recipe) -> ComparisonRow | None:
         """The row of a recipe; None if it is not in the comparison."""
@@ -177,7 +198,7 @@ def find_recipes(recipes: str | Sequence[str], job: Job, device: str | None) -> 
     """The recipes of a preset, or recipes given as text; `baseline` is the one without strategies."""
     if isinstance(recipes, str):
         return _preset(recipes, job, find_device(device).kind)
-    parsed = [Recipe.parse([] if text.strip() == "baseline" else text.split()) for text in recipes]
+    parsed = [Recipe.parse([] if text.strip() == "baseline" else [text]) for text in recipes]
     if not parsed:
         raise BadInput(
             msg(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.comparison.comparison import Measurement, RowPrediction
-from tightfit.device import find_device
+from tightfit.device import NONE, find_device
 from tightfit.job import Job
 from tightfit.messages import Message
 from tightfit.runs.record import Run
@@ -54,7 +54,10 @@ def measure(
     train: Callable[..., Run], job: Job, specs: list[str], device: str | None, folder: Path, full: bool
 ) -> Measurement:
     """Train a recipe and return its measurements; `train` is `tightfit.train`."""
-    run = train(job, specs, out=folder, device=device, quiet=True, measure_only=not full)
+    from tightfit.timing.cpu_load import CpuShare
+
+    load = CpuShare()
+    run = train(job, specs, budget=NONE, out=folder, device=device, quiet=True, measure_only=not full)
     assert run.measured.seconds_per_step is not None  # it has trained
     cached = "features" in run.measured.phases
     return Measurement(
@@ -67,5 +70,8 @@ def measure(
         steps_per_epoch=-(-run.data.train_rows // job.batch_size),
         first_epoch_seconds=run.measured.epochs[0] if cached and run.measured.epochs else None,
         metrics=run.metrics if full else {},
+        labels=run.data.labels,
+        positive_label=run.data.positive_label,
         notes=run.notes,
+        cpu_of_others=round(load.others, 3),
     )

@@ -22,6 +22,8 @@ from tightfit.messages import Message, msg, verbatim
 from tightfit.messages import name as name_of
 from tightfit.optional_imports import slim_process
 from tightfit.processes import Worker
+from tightfit.runs.lock import FILE as LOCK_FILE
+from tightfit.runs.lock import locked_folder
 from tightfit.runs.record import Run, versions
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, parse_bytes
@@ -70,14 +72,14 @@ def run_comparison(
     """
     _check_counts(steps, seeds)
     where = find_device(device)
-    comparison = _comparison(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
-    _predict(comparison, recipes, device, terminal)
-    out.mkdir(parents=True, exist_ok=True)  # only now: bad data has been rejected
-    comparison.save(out)
-    with terminal.comparison(comparison, recipes, seeds) as progress:
-        for seed in range(job.seed, job.seed + seeds):
-            for recipe in recipes:
-                _measure_row(train, comparison, recipe, seed, device, out, progress)
+    with locked_folder(out):
+        comparison = _comparison(out, job, recipes, where, steps, parse_bytes(budget) if budget else None)
+        _predict(comparison, recipes, device, terminal)
+        comparison.save(out)  # only now: bad data has been rejected
+        with terminal.comparison(comparison, recipes, seeds) as progress:
+            for seed in range(job.seed, job.seed + seeds):
+                for recipe in recipes:
+                    _measure_row(train, comparison, recipe, seed, device, out, progress)
     return comparison
 
 
@@ -96,7 +98,7 @@ def _comparison(
         before = load_comparison(out / FILE)
         _check_same_comparison(out, before, comparison)
         comparison = before
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif any(path.name != LOCK_FILE for path in out.iterdir()):
         raise OutputError(msg("'{folder}' exists and holds no comparison: give another --out.", folder=out))
     known = {tuple(row.recipe) for row in comparison.rows}
     new = [ComparisonRow(recipe=r.specs, result=r.result.value) for r in recipes if tuple(r.specs) not in known]
@@ -122,7 +124,7 @@ def _predict(comparison: Comparison, recipes: list[Recipe], device: str | None, 
     rows = [row for recipe in recipes if (row := comparison.row(recipe)) and row.predicted is None]
     if not rows:
         return
-    with terminal.status(msg("Simulating {count} recipes", count=len(rows))), Worker(slim_process) as worker:
+    with terminal.status(msg("simulating {count} recipes", count=len(rows))), Worker(slim_process) as worker:
         found = worker.call(predict_recipes, comparison.job, [row.recipe for row in rows], device)
     for row, (predicted, reason) in zip(rows, found, strict=True):
         row.predicted, row.failed = predicted, reason

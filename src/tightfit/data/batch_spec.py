@@ -7,7 +7,7 @@ need not know what a task or a user's own collator puts into them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import DataError
@@ -57,19 +57,22 @@ class BatchSpec:
         fields = tuple(_field(name, value, second[name], axes) for name, value in first.items() if _is_tensor(value))
         return cls(fields, max(axes.get(TARGETS, (0, 0))))
 
-    def make(self, rows: int, tokens: int, *names: str, padded: bool = True, end_token: int = 1) -> Batch:
-        """A batch of this size, or only the fields that are named; without padding it has no attention mask.
+    def make(self, rows: int, tokens: int, *names: str, token: int = 0, end_token: int = 1) -> Batch:
+        """A batch of this size, or only the fields that are named.
 
-        Every row ends in `end_token`: some heads read the hidden state at it.
+        Every row consists of `token` and ends in one `end_token`: some heads read the hidden state at it. There is
+        padding, although a real batch of equal lengths has none: then transformers drops the mask, which saves little,
+        and a recipe would have one prediction with its mask and one without.
         """
         import torch
 
         sizes = {ROWS: rows, TOKENS: tokens, TARGETS: self.targets}
-        chosen = [field for field in self.fields if not names or field.name in names]
+        fields = [replace(field, fill=token) if field.name == _IDS else field for field in self.fields]
+        chosen = [field for field in fields if not names or field.name in names]
         batch = {field.name: field.make(sizes) for field in chosen if field.name != _MASK}
         if _IDS in batch:
             batch[_IDS][:, -1] = end_token
-        if padded and any(field.name == _MASK for field in chosen):
+        if any(field.name == _MASK for field in chosen):
             batch[_MASK] = torch.ones_like(batch[_IDS])
             batch[_MASK][-1, -1] = 0
         return batch

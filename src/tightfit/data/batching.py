@@ -28,13 +28,10 @@ def tokens_of(shapes: Sequence[BatchShape]) -> IntArray:
 
 @dataclass(frozen=True)
 class LargestMicroBatches:
-    """The two largest micro-batches of all batches and of the first one, and the batch that holds the largest."""
+    """The two largest micro-batches, and the batch that holds the largest."""
 
-    all_batches: tuple[BatchShape, ...]
-    first_batch: tuple[BatchShape, ...]
+    shapes: tuple[BatchShape, ...]
     batch: int
-    padded: bool
-    """Whether one of them has rows of different lengths."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,10 @@ class Batching:
             return self.batch_size
         return 2 * self.micro_batch_rows
 
+    def trial_row(self, longest_first: IntArray) -> BatchShape:
+        """The rows and tokens of the pre-flight's first step: the last of a batch's trial rows."""
+        return 1, max(1, int(longest_first[longest_first > 0][: self.trial_rows][-1]))
+
     def memory_key(self, longest_first: IntArray) -> tuple[int, int]:
         """Sort key of a batch by the memory it needs."""
         total, longest = int(longest_first.sum()), int(longest_first[0])
@@ -130,9 +131,7 @@ def _largest_by_rows(cut: IntArray, rows: int) -> LargestMicroBatches:
     columns = [slice(start, start + rows) for start in range(0, cut.shape[1], rows)[:2]]
     return LargestMicroBatches(
         tuple(_longest(cut[:, part]) for part in columns),
-        tuple(_longest(cut[:1, part]) for part in columns),
         int(cut[:, 0].argmax()),
-        any(_has_padding(cut[:, part]) for part in columns),
     )
 
 
@@ -141,20 +140,11 @@ def _longest(micro_batches: IntArray) -> BatchShape:
     return micro_batches.shape[1], max(1, int(micro_batches[:, 0].max()))
 
 
-def _has_padding(micro_batches: IntArray) -> bool:
-    """Whether one of the longest micro-batches has a shorter row in it."""
-    longest = micro_batches[micro_batches[:, 0] == micro_batches[:, 0].max()]
-    return bool((longest[:, -1] < longest[:, 0]).any())
-
-
 def _largest_by_size(cut: IntArray, size: Size) -> LargestMicroBatches:
     """Few long rows or many short ones may be larger, so micro-batches are compared by `size`."""
-    all_batches, first_batch = (
-        tuple(_largest_shape(_distinct_shapes(part), size) for part in (shapes, shapes[1:]) if part.any())
-        for shapes in (cut, cut[:, :1])
-    )
-    holds = (cut == np.array(all_batches[0])).all(axis=2).any(axis=0)
-    return LargestMicroBatches(all_batches, first_batch, int(holds.argmax()), padded=True)
+    shapes = tuple(_largest_shape(_distinct_shapes(part), size) for part in (cut, cut[1:]) if part.any())
+    holds = (cut == np.array(shapes[0])).all(axis=2).any(axis=0)
+    return LargestMicroBatches(shapes, int(holds.argmax()))
 
 
 def _largest_shape(shapes: Sequence[BatchShape], size: Size) -> BatchShape:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tightfit.errors import DataError, suggest
 from tightfit.messages import Message, msg
+
+_LONGEST_QUOTE = 30
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class ColumnNames:
     def single(self) -> tuple[str, ...]:
         """The names of columns that hold the text on their own."""
         return tuple(group[0] for group in self.text if len(group) == 1)
+
+    @property
+    def usual(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset((*(name for group in self.text for name in group), *self.label))
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,19 @@ class Columns:
     @property
     def numbered(self) -> bool:
         """Whether they are named by number, as in a file without a header line."""
-        return bool(self.all) and all(name.isdigit() for name in self.all)
+        return bool(self.all) and not self.names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are not numbers."""
+        return tuple(name for name in self.all if not name.isdigit())
+
+    def by_position(self, columns: Sequence[str]) -> Columns:
+        """Numbers as the names of the columns that they count, from 1, unless columns are named so."""
+        if not self.numbered or set(self.all) <= set(columns):
+            return self
+        names = {str(number): name for number, name in enumerate(columns, 1)}
+        return Columns(*(tuple(names.get(name, name) for name in part) for part in (self.text, self.label)))
 
 
 def find_columns(
@@ -76,6 +96,41 @@ def find_columns(
     if not label and need_label:
         raise DataError(_not_found(name, "label", columns, names.label))
     return Columns(text, label)
+
+
+def columns_by_content(name: str, sample: Sequence[tuple[int, Mapping[str, str]]], *, need_label: bool) -> Columns:
+    """Of a file without a header line: the column of the longest texts, and the only other one if it holds labels."""
+    line, first = sample[0]
+    values = {column: [row.get(column, "") for _, row in sample] for column in first}
+    *others, text = sorted(values, key=lambda column: sum(map(len, values[column])))
+    if not need_label:
+        return Columns((text,))
+    if len(others) == 1 and _are_labels(values[others[0]]):
+        return Columns((text,), (others[0],))
+    raise DataError(
+        msg(
+            "{name} has no header line, and which column is which is not clear (line {line}: {cells}): "
+            "name them by number, such as --text {text} --label {label}.",
+            name=name,
+            line=line,
+            cells=[f"{column} = '{cell[:_LONGEST_QUOTE]}'" for column, cell in first.items()],
+            text=text,
+            label=others[0],
+        )
+    )
+
+
+def _are_labels(values: Sequence[str]) -> bool:
+    """Whether they are numbers or mostly occur more than once."""
+    return all(map(is_number, values)) or len(set(values)) <= max(2, len(values) / 2)
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a finite number."""
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
 
 
 def _split(option: str | None) -> tuple[str, ...]:

@@ -45,6 +45,11 @@ class RowFile:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def places(self) -> IntArray:
+        """The place of each row among those that were written."""
+        return self._rows
+
     @overload
     def __getitem__(self, which: str) -> list[Any]: ...
 

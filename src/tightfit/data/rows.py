@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from tightfit.data.columns import ColumnNames, Columns, find_columns, no_column
+from tightfit.data.columns import ColumnNames, Columns, columns_by_content, find_columns, no_column
+from tightfit.data.header import HeaderHints
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.sources import Source, find_sources
 from tightfit.errors import DataError
@@ -33,12 +34,19 @@ class Flaw:
     """What is wrong and what was done about it, after "3 rows"."""
     dropped: bool = False
     """Whether the row cannot be used."""
+    kept: Message | None = None
+    """What is said of a row that cannot be used and stays in a file with predictions."""
 
 
 Flaws = tuple[Flaw, ...]
 
-NO_TEXT = Flaw(msg("without text dropped"), dropped=True)
-NOT_TEXT = Flaw(msg("whose text is a list, an object or bytes dropped"), dropped=True)
+_UNPREDICTED = msg("without text, kept without a prediction")
+NO_TEXT = Flaw(msg("without text dropped"), dropped=True, kept=_UNPREDICTED)
+NOT_TEXT = Flaw(
+    msg("whose text is a list, an object or bytes dropped"),
+    dropped=True,
+    kept=msg("whose text is a list, an object or bytes, kept without a prediction"),
+)
 CONTROL_CHARACTERS = Flaw(msg("with control characters, replaced by spaces"))
 LONE_SURROGATES = Flaw(msg("with a lone surrogate (half a character), replaced by '?'"))
 VERY_LONG = Flaw(msg("longer than {limit:,} characters, truncated", limit=LONGEST_TEXT))
@@ -141,12 +149,31 @@ def load_rows(
     name: str, reader: RowReader, given: Columns | None = None, *, need_label: bool = True
 ) -> tuple[Rows, Rows | None]:
     """Read a data file, folder or hub dataset: its rows, and its validation rows if it has any."""
-    train, validation = find_sources(name, header=True)
-    if given and given.numbered and not set(given.all) <= set(train.columns()):
-        train, validation = find_sources(name, header=False)
-    columns = find_columns(train.name, train.columns(), reader.column_names, given, need_label=need_label)
+    return read_sources(open_data(name, reader, given), reader, given, need_label=need_label)
+
+
+def open_data(name: str, reader: RowReader, given: Columns | None = None) -> tuple[Source, Source | None]:
+    """The training rows of a file, folder or hub dataset, and its validation rows if it has any, not read yet."""
+    return find_sources(name, HeaderHints(reader.column_names.usual, given or Columns()))
+
+
+def read_sources(
+    sources: tuple[Source, Source | None], reader: RowReader, given: Columns | None = None, *, need_label: bool = True
+) -> tuple[Rows, Rows | None]:
+    """Read what `open_data` found, in the given columns or those that can be found."""
+    train, validation = sources
+    columns = columns_of(train, reader.column_names, given or Columns(), need_label=need_label)
     rows = read_rows(train, reader, columns)
     return rows, read_rows(validation, reader, columns) if validation else None
+
+
+def columns_of(source: Source, names: ColumnNames, given: Columns, *, need_label: bool = True) -> Columns:
+    """The columns of a source that a task reads: by name, or by their content if there is no header line."""
+    columns = source.columns()
+    given = given.by_position(columns)
+    if source.numbered and len(columns) > 1 and not given.all:
+        given = columns_by_content(source.name, source.sample(), need_label=need_label and bool(names.label))
+    return find_columns(source.name, columns, names, given, need_label=need_label)
 
 
 def read_rows(source: Source, reader: RowReader, columns: Columns) -> Rows:
@@ -159,7 +186,7 @@ def read_rows(source: Source, reader: RowReader, columns: Columns) -> Rows:
         problem = _nothing_usable(reader, columns, found)
         raise DataError(msg("{name}: {problem}", name=source.name, problem=problem))
     dataset = store_rows(itertools.chain([first], rows), {name: type(value) for name, value in first.items()})
-    return Rows(source, dataset, columns, (*source.notes, *found.notes(source.name)))
+    return Rows(source, dataset, columns, (*source.notes, *found.notes(source.name, kept=not columns.label)))
 
 
 def _check_columns(source: Source, columns: Columns) -> None:
@@ -194,10 +221,10 @@ class _FoundFlaws:
         self.rows += 1
         self.rows_without_text += NO_TEXT in flaws or NOT_TEXT in flaws
 
-    def notes(self, name: str) -> tuple[Message, ...]:
-        """One note for each kind of flaw, those of dropped rows first."""
+    def notes(self, name: str, *, kept: bool) -> tuple[Message, ...]:
+        """One note for each kind of flaw, those of dropped rows first; rows to predict for are kept."""
         found = sorted(self.lines.items(), key=lambda item: not item[0].dropped)
-        return tuple(flaw_note(name, flaw.message, lines) for flaw, lines in found)
+        return tuple(flaw_note(name, (kept and flaw.kept) or flaw.message, lines) for flaw, lines in found)
 
 
 def _nothing_usable(reader: RowReader, columns: Columns, found: _FoundFlaws) -> Message:

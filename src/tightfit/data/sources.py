@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tightfit.compat import fingerprint_of
-from tightfit.data.readers import Row, Table, detect_encoding, is_table, supported_extensions
+from tightfit.data.encoding import detect_encoding
+from tightfit.data.header import HeaderHints
+from tightfit.data.readers import Row, Table, is_table, open_table, supported_extensions
 from tightfit.errors import DataError, closest_name, first_line
 from tightfit.files import digest_of
+from tightfit.hub import HubUnreachable, hub_access
 from tightfit.messages import Message, msg
 from tightfit.optional_imports import ARROW, allow_imports
 from tightfit.processes import SharedSetting
@@ -20,6 +24,7 @@ from tightfit.processes import SharedSetting
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")
 _TEST = ("test",)
+_SAMPLED_ROWS = 1000
 _NOTED_ENCODINGS = ("gb18030", "utf-16")  # guesses that a user may want to check
 
 
@@ -49,6 +54,15 @@ class Source:
     def rows(self) -> Iterator[Row]:
         for table in self.tables:
             yield from table.rows()
+
+    def sample(self) -> list[Row]:
+        """The first rows."""
+        return list(itertools.islice(self.rows(), _SAMPLED_ROWS))
+
+    @property
+    def numbered(self) -> bool:
+        """Whether no file has a header line, so that columns are numbered."""
+        return all(isinstance(table, Table) and not table.header for table in self.tables)
 
 
 @dataclass(frozen=True)
@@ -85,13 +99,13 @@ class HubTable:
             yield number, row
 
 
-def find_sources(name: str, *, header: bool = True) -> tuple[Source, Source | None]:
+def find_sources(name: str, hints: HeaderHints) -> tuple[Source, Source | None]:
     """The training rows of a file, folder or hub dataset, and its validation rows if it has any."""
     path = Path(name).expanduser()
     if path.is_file():
-        return _file(path, header), None
+        return _file(path, hints), None
     if path.is_dir():
-        return _folder(path, header)
+        return _folder(path, hints)
     if is_table(path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise DataError(msg("Data file not found: '{name}'. {hint}", name=name, hint=_other_files(path)))
     return _hub(name)
@@ -108,26 +122,27 @@ def _other_files(path: Path) -> Message:
     return msg("Check the path.")
 
 
-def _file(path: Path, header: bool) -> Source:
+def _file(path: Path, hints: HeaderHints) -> Source:
     if not is_table(path):
         known = supported_extensions()
         raise DataError(msg("{path} has an unknown extension: use one of {known}.", path=path, known=known))
     if path.stat().st_size == 0:
         raise DataError(msg("{path} is empty: give a file with a header line and rows below it.", path=path))
-    return _source(str(path), [path], header)
+    return _source(str(path), [path], hints)
 
 
-def _source(name: str, paths: list[Path], header: bool) -> Source:
+def _source(name: str, paths: list[Path], hints: HeaderHints) -> Source:
     encodings = {path: detect_encoding(path) for path in paths if path.suffix.lower() != ".parquet"}
     notes = tuple(
         msg("{path}: read as {encoding}", path=path, encoding=encoding)
         for path, encoding in encodings.items()
         if encoding in _NOTED_ENCODINGS
     )
-    return Source(name, tuple(Table(path, header) for path in paths), digest_of(paths), notes)
+    tables = tuple(open_table(path, hints) for path in paths)
+    return Source(name, tables, digest_of(paths), (*notes, *(note for table in tables for note in table.notes)))
 
 
-def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
+def _folder(folder: Path, hints: HeaderHints) -> tuple[Source, Source | None]:
     if (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file():
         allow_imports(*ARROW)
         from datasets import load_from_disk
@@ -137,7 +152,7 @@ def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
     files = sorted(path for path in folder.iterdir() if path.is_file() and is_table(path))
     files = [path for path in files if path.suffix.lower() != ".txt"] or files  # a readme.txt is not data
     if files:
-        return _named_files(folder, files, header)
+        return _named_files(folder, files, hints)
     if any(folder.glob("*/*.txt")):
         texts = sorted(folder.glob("*/*.txt"))
         digest = hashlib.sha256("".join(f"{p}{p.stat().st_mtime_ns}" for p in texts).encode()).hexdigest()
@@ -146,7 +161,7 @@ def _folder(folder: Path, header: bool) -> tuple[Source, Source | None]:
     raise DataError(msg("The folder '{folder}' contains no data: add {known} files.", folder=folder, known=known))
 
 
-def _named_files(folder: Path, files: list[Path], header: bool) -> tuple[Source, Source | None]:
+def _named_files(folder: Path, files: list[Path], hints: HeaderHints) -> tuple[Source, Source | None]:
     """train.csv, and validation.csv or dev.csv; without a train file, all remaining files are the training rows."""
     train = [path for path in files if _is_named(path, _TRAIN)]
     validation = [path for path in files if _is_named(path, _VALIDATION)]
@@ -156,8 +171,8 @@ def _named_files(folder: Path, files: list[Path], header: bool) -> tuple[Source,
         raise DataError(msg("The folder '{folder}' contains no training file: name one train.csv.", folder=folder))
     unused = [path.name for path in files if path not in train and path not in validation]
     note = msg("{folder}: {files} not used, neither for training nor for validation", folder=folder, files=unused)
-    held_out = _source(f"{folder} ({validation[0].name})", validation, header) if validation else None
-    source = _source(str(folder), train, header)
+    held_out = _source(f"{folder} ({validation[0].name})", validation, hints) if validation else None
+    source = _source(str(folder), train, hints)
     return replace(source, notes=(*source.notes, note) if unused else source.notes), held_out
 
 
@@ -170,10 +185,19 @@ def _hub(name: str) -> tuple[Source, Source | None]:
     from datasets import load_dataset
 
     try:
-        with _progress_bars.changed():
+        with _progress_bars.changed(), hub_access(name):
             return _arrow(name, load_dataset(name))
     except DataError:
         raise
+    except HubUnreachable as error:
+        raise DataError(
+            msg(
+                "'{name}' is no local file, and {host} cannot be reached: check the path, set HF_ENDPOINT to a mirror "
+                "(HF_ENDPOINT=https://hf-mirror.com), or download the data set from ModelScope and give its folder.",
+                name=name,
+                host=error.host,
+            )
+        ) from error
     except Exception as error:  # the hub client raises dozens of types
         reason = first_line(error).rstrip(".")
         raise DataError(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import Rows
@@ -41,21 +42,19 @@ def split_rows(rows: Rows, validation: Rows | None, seed: int, strata: Sequence[
         raise DataError(
             msg("{name}: one row cannot be split into training and validation rows: add rows.", name=rows.name)
         )
-    held_out = _stratified_sample(np.array([0] * len(rows) if strata is None else strata), np.random.default_rng(seed))
+    held_out = stratified_sample([0] * len(rows) if strata is None else strata, seed)
     train, test = (rows.dataset.select(np.flatnonzero(side)) for side in (~held_out, held_out))
     return _note_duplicates(Split(train, test, rows.digest))
 
 
-def _stratified_sample(
-    strata: np.ndarray[Any, Any], generator: np.random.Generator
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def stratified_sample(strata: Sequence[object], seed: int) -> NDArray[np.bool_]:
     """A mask of the held-out rows: a tenth in total, the same share of every stratum, at least one row of each."""
-    _, stratum, sizes = np.unique(strata, return_inverse=True, return_counts=True)
+    _, stratum, sizes = np.unique(np.array(strata), return_inverse=True, return_counts=True)
     wanted = max(len(sizes), round(HELD_OUT * len(strata)))
     shares = sizes * wanted / len(strata)
     counts = shares.astype(int)
     counts[np.argsort(counts - shares, kind="stable")[: wanted - counts.sum()]] += 1  # largest remainders first
-    order = generator.permutation(len(strata))
+    order = np.random.default_rng(seed).permutation(len(strata))
     held_out = np.zeros(len(strata), dtype=bool)
     for index, count in enumerate(np.clip(counts, 1, np.maximum(sizes - 1, 1))):
         held_out[order[stratum[order] == index][:count]] = True

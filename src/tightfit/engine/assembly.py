@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tightfit.compat import decay_parameter_names
+from tightfit.compat import decay_parameter_names, use_cuda_only_on_gpu
 from tightfit.data.batching import Batching
 from tightfit.device import Device
 from tightfit.engine.model_source import ModelSource
@@ -74,6 +74,7 @@ def assemble(
 def build_optimizer(parts: Parts, given: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
     """The given optimizer, or the recipe's, run inside the backward pass if the recipe says so."""
     optimizer = parts.new_optimizer(parameter_groups(parts)) if given is None else given
+    use_cuda_only_on_gpu(optimizer)
     parts.stepping.prepare(optimizer, parts.max_grad_norm)
     return optimizer
 

@@ -13,15 +13,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tightfit.activity import READING, activity
 from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels
-from tightfit.data.rows import Rows, load_rows
+from tightfit.data.rows import Rows, load_rows, open_data, read_sources
 from tightfit.data.split import Split, split_rows
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
 from tightfit.processes import Prefetch, usable_cpus
-from tightfit.tasks import find_task
+from tightfit.tasks import check_look, check_task, find_task
 from tightfit.tasks.base import Task
 
 
@@ -37,11 +38,15 @@ class JobData:
 
 def read_data(job: Job) -> JobData:
     """Read, clean and split the rows of a job, in the way of its task."""
-    task = find_task(job.task)
-    rows, validation = load_rows(job.data, task, Columns.of(job.text, job.label))
+    task = check_task(job)
+    given = Columns.of(job.text, job.label)
+    sources = open_data(job.data, task, given)
+    check_look(task, sources[0], given)
+    rows, validation = read_sources(sources, task, given)
     if job.validation is not None:
         validation, _ = load_rows(job.validation, task, rows.columns)
-    labels = task.find_labels(rows, will_be_split=validation is None)
+    labels, label_notes = task.find_labels(rows, will_be_split=validation is None)
+    labels, positive_notes = task.choose_positive(labels, job.positive)
     if validation is not None:
         validation = _known_rows(task, validation, labels)
     split = split_rows(rows, validation, job.seed, task.strata(rows.dataset))
@@ -52,7 +57,14 @@ def read_data(job: Job) -> JobData:
         validation=len(split.validation),
         columns=task.describe(rows.columns, labels),
     )
-    notes = (*rows.notes, *(validation.notes if validation else ()), summary, *split.notes)
+    notes = (
+        *rows.notes,
+        *label_notes,
+        *(validation.notes if validation else ()),
+        summary,
+        *positive_notes,
+        *split.notes,
+    )
     return JobData(labels, rows.columns, split, notes)
 
 
@@ -109,7 +121,8 @@ def prefetching(job: Job) -> Iterator[None]:
 def prefetched_stats(job: Job) -> DataStats:
     """The prefetched statistics; read here if nothing was prefetched or that failed, so that errors are raised here."""
     known, prefetch = _prefetched.get() or (None, None)
-    return (prefetch.result() if prefetch is not None and known == job else None) or read_stats(job)
+    with activity(READING):
+        return (prefetch.result() if prefetch is not None and known == job else None) or read_stats(job)
 
 
 def _read_stats_without_torch(job: Job) -> DataStats:

@@ -44,10 +44,15 @@ class Meter:
         probe.pop_peak()
 
     @property
+    def measured(self) -> dict[str, int]:
+        """The peak of every phase so far."""
+        self._record()
+        return dict(self.phases)
+
+    @property
     def peak(self) -> int:
         """The most bytes in use so far."""
-        self._record()
-        return max(self.phases.values())
+        return max(self.measured.values())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""After an out-of-memory error: free the memory that the failed attempt still holds."""
+"""After an out-of-memory error: free what the attempt still holds; say if other processes hold the memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import traceback
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from tightfit.engine.oom_message import read_message
 from tightfit.errors import Interrupted, OutOfMemory, RunFailed, first_line, is_out_of_memory
-from tightfit.messages import Message, msg
+from tightfit.messages import Message, in_sequence, msg
 from tightfit.system import trim_malloc
+from tightfit.units import format_bytes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +57,7 @@ def release_memory_on_error(function: Callable[P, T]) -> Callable[P, T]:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = OutOfMemory(_out_of_memory(first_line(error)))
+            failure = not_enough_memory(_out_of_memory(first_line(error)), first_line(error))
             drop_frames(error)
         drop_frames(failure)
         free_memory()
@@ -69,4 +71,42 @@ def _out_of_memory(reason: Message) -> Message:
         "Out of memory outside of a training step, where no smaller micro-batch helps ({reason}): "
         "close other programs, or use a smaller model.",
         reason=reason,
+    )
+
+
+_NEARLY_ALL = 0.9  # of the machine's memory in use, and more than half of it by others: then they are the cause
+
+
+def not_enough_memory(message: Message, reason: Message) -> OutOfMemory:
+    """The error when there is nothing smaller to try; it says if other processes hold the memory."""
+    others = _held_by_others(reason)
+    return OutOfMemory(in_sequence(message, others) if others else message)
+
+
+def _held_by_others(reason: Message) -> Message | None:
+    found = read_message(reason)
+    if found is None or found.memory == "cpu":
+        return _host_held_by_others()
+    if not found.taken_by_others:
+        return None
+    ids = [str(process) for process, _ in found.others]
+    return msg(
+        "Other processes hold {taken} of the GPU's {total}{processes}: end them or wait for them, and start again.",
+        taken=format_bytes(found.taken_by_others),
+        total=format_bytes(found.capacity or 0),
+        processes=msg(" (process {ids})", ids=ids) if ids else "",
+    )
+
+
+def _host_held_by_others() -> Message | None:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    others = memory.total - memory.available - psutil.Process().memory_info().rss
+    if memory.available > (1 - _NEARLY_ALL) * memory.total or others < memory.total / 2:
+        return None
+    return msg(
+        "Other processes hold {taken} of this machine's {total}: end them or wait for them, and start again.",
+        taken=format_bytes(others),
+        total=format_bytes(memory.total),
     )

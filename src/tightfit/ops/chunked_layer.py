@@ -64,9 +64,10 @@ def _lengths(mask: torch.Tensor | None) -> list[int] | None:
     if is_fake(mask):
         lengths = context().row_lengths
         return list(lengths) if lengths is not None else None
-    if mask.dim() != 2 or not bool((mask[:, 0] != 0).all()):
+    if mask.dim() != 2:
         return None
-    return [int(n) for n in mask.sum(dim=1).tolist()]
+    used = mask.cpu().numpy() != 0  # counted on the host, where the result is needed
+    return [int(n) for n in used.sum(axis=1)] if used[:, 0].all() else None
 
 
 def _wrap_group(
@@ -198,11 +199,18 @@ class _ArgSlicer:
         """Drop the padding: tokens are the second dimension of hidden states and positions, the last two of masks."""
         if self.chunk.length == self.width:
             return value
-        tokens = (1,) if value.dim() <= 3 and value.shape[1:] != (self.width, self.width) else range(1, value.dim())
-        for dim in tokens:
-            if value.shape[dim] == self.width and not (value.dim() == 4 and dim == 1):
+        for dim in (1,) if _has_features(value) else (1, 2) if value.dim() == 3 else range(2, value.dim()):
+            if value.shape[dim] == self.width:
                 value = value.narrow(dim, 0, self.chunk.length)
         return value
+
+
+def _has_features(value: torch.Tensor) -> bool:
+    """Whether the last dimension is that of hidden states or rotary positions, which may be as large as a row is long.
+
+    Masks and relative positions of three dimensions are integers or booleans.
+    """
+    return value.dim() == 2 or (value.dim() == 3 and value.is_floating_point())
 
 
 def _join_outputs(outputs: list[Any], chunks: list[Chunk], width: int, pool: BufferPool | None) -> Any:

@@ -12,7 +12,10 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -26,6 +29,8 @@ class TraceContext:
     """The op kind to count them as; None for the operation's own."""
     on_host: bool = False
     """Whether new tensors are in host memory, not on the GPU."""
+    device_kind: str = "cpu"
+    """The device that is simulated; fake tensors themselves report the CPU."""
     row_lengths: Sequence[int] | None = None
     """Tokens of each row of the batch, which its attention mask would tell if it had data; None if unknown."""
 
@@ -44,9 +49,9 @@ def context() -> TraceContext:
 
 
 @contextlib.contextmanager
-def new_context() -> Iterator[None]:
+def new_context(device_kind: str) -> Iterator[None]:
     """Each simulation has its own: a loop of one that failed ends only when the garbage collector finds it."""
-    before, _this_thread.context = _this_thread.context, TraceContext()
+    before, _this_thread.context = _this_thread.context, TraceContext(device_kind=device_kind)
     try:
         yield
     finally:
@@ -58,6 +63,13 @@ def is_fake(tensor: object) -> bool:
     from tightfit.compat import FakeTensor  # late: the list of strategies imports this module
 
     return isinstance(tensor, FakeTensor)
+
+
+def device_kind(tensor: torch.Tensor) -> str:
+    """The kind of device that a tensor is on: cpu, cuda or mps; in a simulation, that of the simulated device."""
+    if not is_fake(tensor):
+        return tensor.device.type
+    return "cpu" if context().on_host else context().device_kind
 
 
 @contextlib.contextmanager

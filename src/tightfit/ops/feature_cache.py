@@ -72,8 +72,9 @@ class FeatureCache:
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **labels, **features}, logits.detach()
 
     def dummy_features(self, rows: int) -> Batch:
-        """Features of the right shapes, all ones."""
-        ids = torch.ones((rows, 1), dtype=torch.long)
+        """Features of the right shapes, all ones, at an end token: some heads read the features there."""
+        end = getattr(self.model.config.get_text_config(), "eos_token_id", None)
+        ids = torch.full((rows, 1), end if isinstance(end, int) else 1)
         features = {FEATURE_PREFIX + name: torch.ones((rows, *shape)) for name, shape in self.shapes.items()}
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **features}
 
@@ -186,7 +187,7 @@ def _random_like(value: Any) -> Any:
 def _probe_batch(model: PreTrainedModel) -> Batch:
     """Two rows, of four tokens and of two, with an end token where it differs from the padding token."""
     config = model.config.get_text_config()
-    padding, end = config.pad_token_id or 0, config.eos_token_id
+    padding, end = config.pad_token_id or 0, getattr(config, "eos_token_id", None)
     tokens = [number for number in range(8) if number not in (padding, end)]
     last = end if isinstance(end, int) and end != padding else tokens[0]
     ids = torch.tensor([[*tokens[:3], last], [tokens[0], last, padding, padding]])

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from tightfit.ops.fake import representative
-from tightfit.optimizers.base import PerParameter
+from tightfit.optimizers.base import PerParameter, tile_elements
 
 _TINY = 1e-30  # avoids division by zero
 _DECAY = -0.8  # of the second moment: beta2 = 1 - step^-0.8
 _CLIP_THRESHOLD = 1.0  # root mean square that updates are clipped to
-_TILE = {"cpu": 1 << 19}  # elements that fit the cache beside their squares
-_GPU_TILE = 1 << 24  # on GPUs, where each tile is a kernel launch
+_TILE = 1 << 19  # elements that fit the cache beside their squares
 
 
 class Adafactor(PerParameter):
@@ -97,7 +96,7 @@ def _clip_divisor(gradient: torch.Tensor, row_factor: torch.Tensor, column_facto
 
 def _tiles(matrix: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """A few rows at a time: their indices, their values, and a scratch tensor of the same size."""
-    rows = max(1, _TILE.get(matrix.device.type, _GPU_TILE) // matrix.shape[1])
+    rows = max(1, tile_elements(matrix, _TILE) // matrix.shape[1])
     scratch = matrix.new_empty(min(rows, matrix.shape[0]), matrix.shape[1])
     for start in representative(range(0, matrix.shape[0], rows), matrix.shape[0] / len(scratch), like=matrix):
         tile = matrix[start : start + rows]

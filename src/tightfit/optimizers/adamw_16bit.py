@@ -15,10 +15,9 @@ import torch
 
 from tightfit.ops.dropout import RandomBits, draw_seed, stochastic_round_bf16
 from tightfit.ops.fake import representative
-from tightfit.optimizers.base import PerParameter
+from tightfit.optimizers.base import PerParameter, tile_elements
 
-_TILE = {"cpu": 1 << 18}  # elements that fit the cache beside their moments
-_GPU_TILE = 1 << 24  # on GPUs, where each tile is several kernel launches
+_TILE = 1 << 18  # elements that fit the cache beside their moments
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
@@ -34,7 +33,7 @@ class AdamW16(PerParameter):
         correction, correction_sq = (1 - beta ** state["step"] for beta in _BETAS)
         random = RandomBits(draw_seed(parameter))
         rows = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
-        size = min(parameter.numel(), _TILE.get(parameter.device.type, _GPU_TILE))
+        size = min(parameter.numel(), tile_elements(parameter, _TILE))
         buffers = [torch.empty(size, dtype=torch.float32, device=parameter.device) for _ in range(3)]
         tiles = zip(*(row.reshape(-1).split(size) for row in rows), strict=True)
         for weights, grad, exp_avg, exp_avg_sq in representative(tiles, parameter.numel() / size, like=parameter):

@@ -15,12 +15,12 @@ import torch
 
 from tightfit.compat import adam_8bit_update, adam_32bit_update, create_dynamic_map
 from tightfit.ops.fake import is_fake, real_tensors, representative
-from tightfit.optimizers.base import PerParameter
+from tightfit.optimizers.base import PerParameter, tile_elements
 
 _SMALL = 4096  # elements: smaller tensors stay in fp32
 _BLOCK = 256  # elements that share a scale
-_TILE = {"cpu": 1 << 20}  # elements: with fewer, bitsandbytes starts its threads too often
-_GPU_TILE = 1 << 62  # on GPUs
+_TILE = 1 << 20  # elements: with fewer, bitsandbytes starts its threads too often
+_GPU_TILE = 1 << 62  # on GPUs the whole parameter
 _BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
@@ -68,7 +68,7 @@ def _new_state(parameter: torch.Tensor) -> dict[str, Any]:
 def _tiles(
     parameter: torch.Tensor, gradient: torch.Tensor, state: dict[str, Any]
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    size = min(parameter.numel(), _TILE.get(parameter.device.type, _GPU_TILE))
+    size = min(parameter.numel(), tile_elements(parameter, _TILE, _GPU_TILE))
     whole = parameter.view(-1), gradient.reshape(-1), state["state1"].view(-1), state["state2"].view(-1)
     rows = [row.split(size) for row in whole]
     rows += [state[name].split(-(-size // _BLOCK)) for name in ("absmax1", "absmax2")]

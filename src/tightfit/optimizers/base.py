@@ -14,6 +14,15 @@ from typing import Any
 
 import torch
 
+from tightfit.ops.fake import device_kind
+
+_GPU_TILE = 1 << 24  # each tile is several kernel launches
+
+
+def tile_elements(parameter: torch.Tensor, on_cpu: int, on_gpu: int = _GPU_TILE) -> int:
+    """The most elements to update at once: on a CPU those that stay in its cache, on a GPU more."""
+    return on_cpu if device_kind(parameter) == "cpu" else on_gpu
+
 
 class PerParameter(torch.optim.Optimizer):
     """An optimizer that updates each parameter on its own, with a learning rate and weight decay per group."""

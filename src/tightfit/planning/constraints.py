@@ -10,7 +10,7 @@ from tightfit.errors import BadInput, RecipeError, suggest
 from tightfit.messages import msg
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result, Strategy
-from tightfit.strategies.recipe import parse_strategy
+from tightfit.strategies.recipe import parse_strategy, split_specs
 
 _NAMES = [result.value for result in Result]
 
@@ -26,6 +26,7 @@ class Constraints:
     @classmethod
     def of(cls, use: Sequence[str] = (), avoid: Sequence[str] = (), allow: str = "close") -> Constraints:
         """Parse the values of --use, --avoid and --allow."""
+        avoid = [spec.lower() for spec in split_specs(avoid)]
         known = {*STRATEGIES, *(variant for strategy in STRATEGIES.values() for variant in strategy.variants())}
         for name in avoid:
             if name not in known:
@@ -38,7 +39,7 @@ class Constraints:
             raise BadInput(
                 msg("--allow '{name}' is not an effect on the result: {suggestion}", name=allow, suggestion=hint)
             )
-        pinned = tuple(parse_strategy(spec) for spec in use)
+        pinned = tuple(parse_strategy(spec) for spec in split_specs(use))
         for strategy in pinned:
             if strategy.name in avoid or strategy.variant in avoid:
                 raise RecipeError(msg("'{name}' is given to both --use and --avoid: drop one.", name=strategy.name))

@@ -1,23 +1,33 @@
 """Export: a plan as a transformers script, for people who want to see or keep their own training loop.
 
-A recipe of strategies that transformers has itself becomes a script without tightfit. If only tightfit's own strategies
-fit the budget, or only tightfit can read the data, the script calls tightfit and its docstring says why.
+The script trains the plan's recipe, whatever that is. If transformers has all its strategies itself, the script does
+without tightfit. If it has not, if only tightfit can read the data, or if the libraries that a plain script imports
+would not fit the budget, the script calls tightfit, and its docstring says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tightfit.data.columns import Columns, find_columns
-from tightfit.data.readers import detect_encoding
-from tightfit.data.sources import find_sources
-from tightfit.device import Budget
-from tightfit.errors import DoesNotFit
+from tightfit.data.columns import Columns
+from tightfit.data.encoding import detect_encoding
+from tightfit.data.json_files import is_one_object
+from tightfit.data.labels import Labels
+from tightfit.data.rows import columns_of, open_data
+from tightfit.data.split import stratified_sample
+from tightfit.device import AUTO
+from tightfit.engine.dataset import read_data
 from tightfit.job import Job
+from tightfit.messages import Message, msg
 from tightfit.planning.plan import Plan
+from tightfit.planning.script_process import MODEL, SIZE, measured_process
+from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Strategy
 from tightfit.strategies.freeze import Freeze
@@ -27,7 +37,7 @@ from tightfit.strategies.micro_batch import MicroBatch
 from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.recipe import Recipe
 from tightfit.tasks import find_task
-from tightfit.units import format_bytes, format_seconds
+from tightfit.units import exact_size, format_bytes
 
 EXPORTABLE = {
     "adamw",
@@ -38,8 +48,13 @@ EXPORTABLE = {
     "freeze",
     "max-length",
 }
+NOT_EXPORTABLE = [
+    variant for strategy in STRATEGIES.values() for variant in strategy.variants() if variant not in EXPORTABLE
+]
+"""What a plan has to avoid so that its script does without tightfit."""
 _READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _UTF8 = ("utf-8", "utf-8-sig")
+_LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "scikit-learn")
 
 
 def unexportable_reason(made: Plan) -> str | None:
@@ -47,7 +62,7 @@ def unexportable_reason(made: Plan) -> str | None:
     own = [strategy.spec for strategy in made.recipe.strategies if strategy.variant not in EXPORTABLE]
     if own:
         verb = "need" if len(own) > 1 else "needs"
-        return f"No recipe of transformers' own options fits the budget: {', '.join(own)} {verb} tightfit."
+        return f"{', '.join(own)} {verb} tightfit."
     unusual = _unusual_freezing(made.recipe) or _unusual_task(made.job) or _unusual_data(made.job)
     return f"{unusual} needs tightfit." if unusual else None
 
@@ -57,11 +72,11 @@ def reader_of(job: Job) -> str:
     return _READERS[Path(job.data).suffix.lower()]
 
 
-def columns_of(job: Job) -> Columns:
+def read_columns(job: Job) -> Columns:
     """The columns that `tightfit train` would read."""
-    source, _ = find_sources(job.data)
-    names, given = find_task(job.task).column_names, Columns.of(job.text, job.label)
-    return find_columns(source.name, source.columns(), names, given)
+    task, given = find_task(job.task), Columns.of(job.text, job.label)
+    source, _ = open_data(job.data, task, given)
+    return columns_of(source, task.column_names, given)
 
 
 def _unusual_freezing(recipe: Recipe) -> str | None:
@@ -78,50 +93,112 @@ def _unusual_task(job: Job) -> str | None:
 def _unusual_data(job: Job) -> str | None:
     """What the exported script cannot do: it reads one text and one label column of a file that datasets loads."""
     file = Path(job.data)
-    if not file.is_file() or file.suffix.lower() not in _READERS or _has_numbered_columns(job):
+    if not file.is_file() or file.suffix.lower() not in _READERS or read_columns(job).numbered or is_one_object(file):
         return f"Reading {file.name}"
     if file.suffix.lower() != ".parquet" and (encoding := detect_encoding(file)) not in _UTF8:
         return f"Reading {encoding}"
     if job.validation is not None:
         return "Validating on a separate file"
-    return "Training on text pairs" if len(columns_of(job).text) > 1 else None
+    return "Training on text pairs" if len(read_columns(job).text) > 1 else None
 
 
-def _has_numbered_columns(job: Job) -> bool:
-    """Whether columns are given by number, as for a file without a header."""
-    return any(column.isdigit() for column in Columns.of(job.text, job.label).all)
+@dataclass(frozen=True)
+class Script:
+    """A plan as a Python script."""
+
+    text: str
+    is_plain: bool
+    """Whether it does without tightfit."""
+    estimate: Estimate
+    """The memory of the process that runs it."""
+    notes: tuple[Message, ...] = ()
+    """Why it calls tightfit, if it does."""
 
 
-def plan_for_export(
-    plan: Callable[..., Plan],
-    job: Job,
-    budget: Budget,
-    *,
-    use: Sequence[str] = (),
-    avoid: Sequence[str] = (),
-    allow: str = "close",
-) -> Plan:
-    """The best plan that needs no tightfit at run time; the best plan of all if none of those fits."""
-    pinned = {spec.partition(":")[0] for spec in use}
-    variants = [variant for strategy in STRATEGIES.values() for variant in strategy.variants()]
-    own = [variant for variant in variants if variant not in EXPORTABLE and variant.partition(":")[0] not in pinned]
-    try:
-        return plan(job, budget, use=use, avoid=[*avoid, *own], allow=allow)
-    except DoesNotFit:
-        return plan(job, budget, use=use, avoid=avoid, allow=allow)
-
-
-def write_script(path: Path, made: Plan) -> None:
-    """Write the plan as a Python script."""
+def script_of(made: Plan) -> Script:
+    """The plan's recipe as a plain transformers script if that can express it and fits; else it calls tightfit."""
     why = unexportable_reason(made)
-    templates = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
-    template = templates.get_template("tightfit_script.py.jinja" if why else "transformers_script.py.jinja")
-    data = {} if why else {"reader": reader_of(made.job), "columns": columns_of(made.job)}
+    if why is not None:
+        return _calling_tightfit(made, why, _how_to_get_a_plain_one(made, why))
+    process = measured_process(_plain(made, measuring=True)) if made.budget.device.kind == "cpu" else None
+    estimate = made.chosen.estimate if process is None else replace(made.chosen.estimate, overhead=process)
+    if estimate.error_band[1] > made.budget.size:
+        more = format_bytes(estimate.peak - made.chosen.peak)
+        why = f"A plain script imports more libraries and needs {more} more, which does not fit the budget."
+        return _calling_tightfit(made, why, (_does_not_fit(made, estimate),))
+    return Script(_plain(made, peak=estimate.peak, process=process), True, estimate)
+
+
+def _calling_tightfit(made: Plan, why: str, notes: tuple[Message, ...]) -> Script:
+    return Script(_render("tightfit_script", made, why=why), False, made.chosen.estimate, notes)
+
+
+def _plain(made: Plan, *, peak: int | None = None, process: int | None = None, measuring: bool = False) -> str:
+    return _render(
+        "transformers_script",
+        made,
+        peak=peak,
+        reader=reader_of(made.job),
+        columns=read_columns(made.job),
+        labels=_labels(made.job),
+        stratified_sample=inspect.getsource(stratified_sample),
+        versions=_versions(),
+        process=format_bytes(process) if process is not None else None,
+        measuring=measuring,
+        measured_model=MODEL,
+        measured_size=SIZE,
+    )
+
+
+def _how_to_get_a_plain_one(made: Plan, why: str) -> tuple[Message, ...]:
+    own = [strategy.spec for strategy in made.recipe.strategies if strategy.variant not in EXPORTABLE]
+    if not own:
+        return (msg("the script calls tightfit: {why}", why=why),)
+    avoid = " ".join(f"--avoid {variant}" for variant in NOT_EXPORTABLE)
+    note = msg(
+        "the script calls tightfit, since transformers alone cannot do {own}; "
+        "a plan that needs no tightfit: add {avoid}",
+        own=own,
+        avoid=avoid,
+    )
+    return (note,)
+
+
+def _does_not_fit(made: Plan, estimate: Estimate) -> Message:
+    return msg(
+        "the script calls tightfit: a plain one imports more libraries, which takes {more} more than the budget has; "
+        "for a plain script plan with a --budget of {needed}MB",
+        more=format_bytes(estimate.error_band[1] - made.budget.size),
+        needed=-(-estimate.error_band[1] >> 20),
+    )
+
+
+def _versions() -> str:
+    """The libraries of a plain script, in the versions that are installed."""
+    return ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
+
+
+def write_script(path: Path, made: Plan) -> Script:
+    """Write the plan as a Python script."""
+    script = script_of(made)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(template.render(why=why, **data, **_values(made)) + "\n", "utf-8")
+    path.write_text(script.text, "utf-8")
+    return script
 
 
-def _values(made: Plan) -> dict[str, object]:
+@lru_cache(maxsize=1)
+def _labels(job: Job) -> Labels:
+    """The labels in the data; it is read once for a script and for the one that is measured."""
+    return read_data(job).labels
+
+
+def _render(template: str, made: Plan, *, peak: int | None = None, measuring: bool = False, **more: object) -> str:
+    templates = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
+    values = _values(made, made.chosen.peak if peak is None else peak, measuring)
+    return templates.get_template(f"{template}.py.jinja").render(**more, **values) + "\n"
+
+
+def _values(made: Plan, peak: int, measuring: bool) -> dict[str, object]:
     """The variables of both templates."""
     job, chosen = made.job.resolve_paths(), made.chosen
     found: dict[type[Strategy], Strategy] = {type(s): s for s in made.recipe.strategies}
@@ -134,7 +211,7 @@ def _values(made: Plan) -> dict[str, object]:
     return {
         "job": job,
         "task": task,
-        "best": task.best,
+        "best": task.find_metric(job.metric),
         "script": task.script,
         "recipe": made.recipe.specs,
         "optimizer": made.recipe.optimizer,
@@ -145,9 +222,11 @@ def _values(made: Plan) -> dict[str, object]:
         "freeze": freeze,
         "precision": _precision(made),
         "cpu": made.budget.device.kind == "cpu",
-        "predicted": f"peak {format_bytes(chosen.peak)}, about {format_seconds(chosen.seconds_per_epoch)} per epoch",
+        "measuring": measuring,
+        "max_steps": 2 if measuring else job.max_steps,
+        "predicted": f"peak {format_bytes(peak)}{chosen.and_time}",
         "budget": str(made.budget),
-        "size": f"{made.budget.size >> 20}MB",
+        "size": AUTO if made.budget.is_auto else exact_size(made.budget.size),
     }
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from tightfit.device import Budget, Device
 from tightfit.display import Display
@@ -18,9 +16,6 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Result, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from tightfit.planning.planner import Planner
 
 _MIN_RATIO = 1.08  # predicted times closer than this may be in the opposite order when measured
 
@@ -47,7 +42,8 @@ class Option:
 
     recipe: Recipe
     estimate: Estimate
-    seconds_per_step: float
+    seconds_per_step: float | None
+    """None if the speed of the device is not known."""
     steps_per_epoch: int
 
     @property
@@ -65,9 +61,15 @@ class Option:
         return self.upper_bound <= budget.size and self.estimate.fits_host
 
     @property
-    def seconds_per_epoch(self) -> float:
+    def seconds_per_epoch(self) -> float | None:
         """Training time only; evaluation and saving are extra."""
-        return self.seconds_per_step * self.steps_per_epoch
+        return None if self.seconds_per_step is None else self.seconds_per_step * self.steps_per_epoch
+
+    @property
+    def and_time(self) -> Message | str:
+        """Its time, as the end of a clause; empty if it is not known."""
+        seconds = self.seconds_per_epoch
+        return "" if seconds is None else msg(", about {time} per epoch", time=format_seconds(seconds))
 
     @property
     def result(self) -> Result:
@@ -85,11 +87,16 @@ class Option:
             "recipe": self.recipe.specs,
             "peak_bytes": self.peak,
             "host_bytes": self.estimate.host,
+            "overhead_bytes": self.estimate.overhead,
             "phase": self.estimate.phase,
-            "seconds_per_epoch": round(self.seconds_per_epoch, 3),
-            "seconds_per_step": round(self.seconds_per_step, 4),
+            "seconds_per_epoch": _rounded(self.seconds_per_epoch, 3),
+            "seconds_per_step": _rounded(self.seconds_per_step, 4),
             "result": self.result.value,
         }
+
+
+def _rounded(seconds: float | None, digits: int) -> float | None:
+    return None if seconds is None else round(seconds, digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,100 +240,11 @@ def _share(strategy: Strategy, share: float) -> Message:
 
 
 def _cost_without(without: Option, chosen: Option) -> Message:
+    peak = format_bytes(without.peak)
+    if without.seconds_per_epoch is None or chosen.seconds_per_epoch is None:
+        return msg(" Without it: peak {peak}.", peak=peak)
     longer = without.seconds_per_epoch - chosen.seconds_per_epoch
-    peak, time = format_bytes(without.peak), format_seconds(abs(longer))
+    time = format_seconds(abs(longer))
     if longer > 0:
         return msg(" Without it: peak {peak}, {time} slower per epoch.", peak=peak, time=time)
     return msg(" Without it: peak {peak}, {time} faster per epoch.", peak=peak, time=time)
-
-
-# What a smaller maximum length would save and lose, from the lengths of the data. Texts are truncated only on request.
-_LENGTH_SHARES = (0.75, 0.5)
-_MIN_SAVING = 0.03  # of the peak or of the time
-_MIN_MEMORY_SAVING = 0.005
-
-
-def length_advice(planner: Planner, chosen: Option) -> Iterator[Message]:
-    """One line for each shorter maximum length that saves memory or time."""
-    longest = planner.simulation.lengths.longest
-    if any(strategy.name == "max-length" for strategy in chosen.recipe.strategies):
-        return
-    for tokens in (int(longest * share) for share in _LENGTH_SHARES):
-        if tokens < 2 or not all(hints.same_ops_at_any_size for hints in chosen.recipe.hints):
-            continue
-        shorter = planner.option(Recipe.parse([*chosen.recipe.specs, f"max-length:tokens={tokens}"]))
-        if shorter is not None and (line := _length_line(planner, chosen, shorter, tokens)):
-            yield line
-
-
-def _length_line(planner: Planner, chosen: Option, shorter: Option, tokens: int) -> Message | None:
-    memory, time = 1 - shorter.peak / chosen.peak, 1 - shorter.seconds_per_step / chosen.seconds_per_step
-    if max(memory, time) < _MIN_SAVING:
-        return None
-    saved = msg("{share:.0%} of the time", share=time)
-    if memory >= _MIN_MEMORY_SAVING:  # micro-batches by tokens take the same memory at every text length
-        size = format_bytes(chosen.peak - shorter.peak)
-        saved = msg("{memory} and {share:.0%} of the time", memory=size, share=time)
-    return msg("{cost}, saves {saved}", cost=truncation_cost(planner, tokens), saved=saved)
-
-
-def truncation_cost(planner: Planner, tokens: int) -> Message:
-    """How many rows and tokens a smaller maximum length would lose."""
-    lengths = planner.simulation.lengths.batches
-    truncated = np.count_nonzero(lengths > tokens) / np.count_nonzero(lengths)
-    lost = 1 - np.minimum(lengths, tokens).sum() / lengths.sum()
-    return msg(
-        "truncating at {tokens} tokens shortens {rows:.0%} of rows, drops {lost:.0%} of tokens",
-        tokens=tokens,
-        rows=truncated,
-        lost=lost,
-    )
-
-
-_MIB = 1 << 20
-_MAX_OVERSHOOT = 1.25  # x budget; above this, halving the length is not enough, so its slow simulation is skipped
-_SMALLER = {"xlarge": "large", "large": "base"}  # usual sizes of a model family
-
-
-def suggestions(planner: Planner, closest: Option, budget: Budget, constraints: Constraints) -> Iterator[Message]:
-    """A larger budget, other constraints, a stronger effect on the result, shorter texts, a smaller model."""
-    needed = -(-closest.upper_bound // _MIB)
-    yield msg(
-        "--budget {needed}MB: the smallest allowed recipe needs it ({recipe})", needed=needed, recipe=closest.title
-    )
-    if constraints.avoided or constraints.pinned:
-        yield msg("drop --use and --avoid: a recipe that they rule out may fit")
-    for result in (Result.CLOSE, Result.DIFFERENT):
-        best = planner.if_allowed(result, budget, constraints)
-        if best is not None:
-            yield msg(
-                "--allow {result}: {recipe} would fit in {peak}",
-                result=result.value,
-                recipe=best.title,
-                peak=format_bytes(best.peak),
-            )
-    yield from _shorter_texts(planner, closest, budget)
-    yield from _smaller_model(planner.simulation.setup.model.name.rstrip("/").rpartition("/")[2])
-
-
-def _shorter_texts(planner: Planner, closest: Option, budget: Budget) -> Iterator[Message]:
-    tokens = planner.simulation.lengths.longest // 2
-    shortened = any(strategy.name == "max-length" for strategy in closest.recipe.strategies)
-    if shortened or tokens < 2 or closest.upper_bound > _MAX_OVERSHOOT * budget.size:
-        return
-    option = planner.option(Recipe.parse([*closest.recipe.specs, f"max-length:tokens={tokens}"]))
-    if option is not None and option.fits(budget):
-        yield msg(
-            "--max-length {tokens}: {cost}; {recipe} would fit in {peak}",
-            tokens=tokens,
-            cost=truncation_cost(planner, tokens),
-            recipe=closest.title,
-            peak=format_bytes(option.peak),
-        )
-
-
-def _smaller_model(model: str) -> Iterator[Message]:
-    size = next((size for size in _SMALLER if size in model.lower()), None)
-    if size:
-        smaller = model.lower().replace(size, _SMALLER[size])
-        yield msg("a smaller model of the same family: {model}, if it exists", model=smaller)

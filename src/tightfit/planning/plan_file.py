@@ -8,12 +8,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tightfit.device import AUTO
 from tightfit.errors import BadInput, short_repr, suggest, why_invalid
 from tightfit.files import atomic_write, digest_of
 from tightfit.job import Job, at_key, job_values
 from tightfit.messages import Message, msg
 from tightfit.planning.plan import Plan
-from tightfit.units import format_bytes
+from tightfit.units import exact_size, format_bytes
 
 VERSION = 2
 _COMMENT = "# Made by `tightfit plan`. `tightfit train {name}` checks that it still fits and runs it.\n"
@@ -26,14 +27,15 @@ class PlanHeader(BaseModel):
 
     version: int
     budget: str
-    """In MiB, such as "4096MB"."""
+    """Such as "4096MB", or "auto": what the device has free when the plan is used."""
     device: str
     use: list[str] = []
     """With `avoid` and `allow`, the constraints to plan again with if the plan no longer fits."""
     avoid: list[str] = []
     allow: str = "close"
     peak_bytes: int = Field(ge=0)
-    seconds_per_epoch: float = Field(ge=0)
+    seconds_per_epoch: float | None = Field(ge=0)
+    """None for a GPU whose speed is not known."""
     result: str
     data: dict[str, str] = {}
     """Fingerprints of the local training and validation data."""
@@ -44,11 +46,11 @@ def write_plan(path: Path, plan: Plan) -> None:
     job = plan.job.resolve_paths()
     header = PlanHeader(
         version=VERSION,
-        budget=f"{plan.budget.size >> 20}MB",
+        budget=AUTO if plan.budget.is_auto else exact_size(plan.budget.size),
         device=plan.budget.device.label if plan.budget.device.kind != "cpu" else "cpu",
         **plan.constraints.specs,
         peak_bytes=plan.chosen.peak,
-        seconds_per_epoch=round(plan.chosen.seconds_per_epoch, 1),
+        seconds_per_epoch=plan.chosen.to_json()["seconds_per_epoch"],
         result=plan.chosen.result.value,
         data=fingerprints(job),
     )

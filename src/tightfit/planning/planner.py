@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from tightfit.device import Budget, Device
-from tightfit.errors import DoesNotFit, RecipeError
+from tightfit.errors import BadInput, DoesNotFit, ModelError, RecipeError
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.planning.candidates import candidates, offered
@@ -20,14 +20,13 @@ from tightfit.planning.plan import (
     CandidateEstimate,
     Option,
     Plan,
-    length_advice,
     reasons_for,
     rejections,
-    suggestions,
 )
+from tightfit.planning.suggestions import length_advice, refuse_hopeless, suggestions
 from tightfit.simulation.job_simulation import Simulation, modified_times, trace_in_parallel
 from tightfit.simulation.process_size import process_size_note
-from tightfit.strategies.base import Case, Result, Stage, Strategy
+from tightfit.strategies.base import Case, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, step_time_on
 
@@ -40,6 +39,8 @@ class CandidateEstimates:
     step_time: StepTime
     evaluated: dict[Recipe, Message | None] = field(default_factory=dict)
     """Evaluated recipes in order, each with the reason why this model or device rules it out, or None."""
+    memory: int | None = None
+    """Bytes that tracing may take in all its processes: a budget for this machine's memory holds for planning too."""
     _candidates: dict[Recipe, CandidateEstimate | None] = field(default_factory=dict)
     _rejections: dict[Recipe, Message] = field(default_factory=dict)
     _options: dict[Recipe, Option] = field(default_factory=dict)
@@ -48,9 +49,9 @@ class CandidateEstimates:
     def __contains__(self, recipe: Recipe) -> bool:
         return recipe in self._candidates
 
-    def for_one_call(self) -> CandidateEstimates:
+    def for_one_call(self, budget: Budget) -> CandidateEstimates:
         """A copy that shares all results but lists none as evaluated, so that earlier calls do not affect this one."""
-        return replace(self, evaluated={})
+        return replace(self, evaluated={}, memory=budget.size if budget.device.kind == "cpu" else None)
 
     @property
     def rejected(self) -> list[Message]:
@@ -79,7 +80,8 @@ class CandidateEstimates:
 
     def trace(self, recipes: Iterable[Recipe]) -> None:
         """Trace in parallel the recipes that are about to be evaluated."""
-        trace_in_parallel(self.simulation, [recipe for recipe in (Recipe(), *recipes) if recipe not in self])
+        unknown = [recipe for recipe in (Recipe(), *recipes) if recipe not in self]
+        trace_in_parallel(self.simulation, unknown, self.memory)
 
     def candidate(self, recipe: Recipe) -> CandidateEstimate | None:
         """The estimate of one recipe; None if it cannot be used."""
@@ -94,7 +96,7 @@ class CandidateEstimates:
             self._options[candidate.recipe] = Option(
                 recipe=candidate.recipe,
                 estimate=self.simulation.estimate(candidate.recipe),
-                seconds_per_step=candidate.seconds_per_step,
+                seconds_per_step=None if self.step_time.rates.ranking_only else candidate.seconds_per_step,
                 steps_per_epoch=self.simulation.lengths.per_epoch,
             )
         return self._options[candidate.recipe]
@@ -102,7 +104,9 @@ class CandidateEstimates:
     def _estimate(self, recipe: Recipe) -> CandidateEstimate | None:
         try:
             lower_bound = self.simulation.lower_bound(recipe)
-        except RecipeError as error:
+        except (RecipeError, ModelError) as error:
+            if isinstance(error, ModelError) and not recipe.strategies:  # no recipe can be simulated
+                raise
             self._rejections[recipe] = error.message
             return None
         seconds = self._forward_backward_seconds(recipe) + self._optimizer_seconds(recipe)
@@ -146,26 +150,28 @@ class Planner:
             cached.planner = cls(cached.simulation, step_time)
         return cached.planner
 
-    def plan(self, budget: Budget, constraints: Constraints) -> Plan:
+    def plan(self, budget: Budget, constraints: Constraints, take: int | None = None) -> Plan:
         """The fastest recipe that fits with the least effect on the result; raises DoesNotFit with the closest plan.
 
-        The plan depends only on the budget and the constraints, not on earlier calls.
+        Within what the device has free, a budget that nobody gave, it is the baseline if that fits. With `take`, it is
+        the alternative of that number. The plan depends only on these arguments, not on earlier calls.
         """
-        return self._for_one_call()._plan_within(budget, constraints)
+        refuse_hopeless(self.simulation, budget, self._formats(constraints))
+        return self._for_one_call(budget)._plan_within(budget, constraints, take)
 
-    def _for_one_call(self) -> Planner:
+    def _for_one_call(self, budget: Budget) -> Planner:
         """A planner that shares all estimates, so that nothing is traced twice."""
         call = Planner(self.simulation, self.step_time)
-        call.candidates = self.candidates.for_one_call()
+        call.candidates = self.candidates.for_one_call(budget)
         return call
 
-    def _plan_within(self, budget: Budget, constraints: Constraints) -> Plan:
+    def _plan_within(self, budget: Budget, constraints: Constraints, take: int | None) -> Plan:
         candidates = self._allowed(budget, constraints)
         fitting = self._fitting(candidates, budget)
         if fitting:
-            return self._plan(
-                budget, fitting[0], [*fitting[1:], *self._smaller(candidates, fitting, budget)], constraints
-            )
+            options = [*self._preferred(budget, constraints), *fitting, *self._smaller(candidates, fitting, budget)]
+            chosen = options[0] if take is None else _taken(take, options[1:])
+            return self._plan(budget, chosen, [option for option in options if option is not chosen], constraints)
         closest = self._closest(candidates)
         plan = self._plan(budget, closest, [], constraints, tuple(suggestions(self, closest, budget, constraints)))
         raise DoesNotFit(plan.shortfall, plan)
@@ -183,8 +189,9 @@ class Planner:
         return self.candidates.option(candidate) if candidate is not None else None
 
     def notes(self, budget: Budget) -> tuple[Message, ...]:
-        """Warnings about the budget, the measured rates of the machine and the size of the process."""
-        warnings = tuple(note for note in (budget.warning, self.step_time.rates.warning) if note)
+        """About the budget, where times are from, and the size of the process."""
+        rates = self.step_time.rates
+        warnings = tuple(note for note in (budget.warning, rates.warning, rates.source) if note)
         return (*warnings, *process_size_note(self.simulation.setup.device, self.simulation.process_bytes()))
 
     def rejection(self, recipe: Recipe) -> Message | None:
@@ -206,6 +213,12 @@ class Planner:
         if constraints.allow is Result.DIFFERENT and not self._any_fits(allowed, budget):
             allowed += self.candidates.evaluate(self._recipes(Stage.FEWER_PARAMETERS, constraints))
         return self._checked(allowed, constraints)
+
+    def _formats(self, constraints: Constraints) -> list[Recipe]:
+        """The recipes that make the weights as small as the constraints allow, whatever else is in them."""
+        found = [s for stage in Stage for s in offered(self._case(stage, constraints), constraints)]
+        smaller = [s for s in (*constraints.pinned, *found) if MemoryKind.WEIGHTS in s.frees]
+        return [Recipe(), *dict.fromkeys(Recipe((strategy,)) for strategy in smaller)]
 
     def _recipes(self, stage: Stage, constraints: Constraints) -> list[Recipe]:
         return list(candidates(self._case(stage, constraints), constraints))
@@ -240,6 +253,12 @@ class Planner:
             if len(best) > _ALTERNATIVES:
                 break
         return [self.candidates.option(candidate) for candidate in best]
+
+    def _preferred(self, budget: Budget, constraints: Constraints) -> list[Option]:
+        """The baseline, if nobody asked for less memory than there is and it fits."""
+        baseline = self.option(Recipe())
+        fits = budget.is_auto and not constraints.pinned and baseline is not None and baseline.fits(budget)
+        return [baseline] if fits and baseline is not None else []
 
     def _smaller(self, candidates: Iterable[CandidateEstimate], shown: list[Option], budget: Budget) -> list[Option]:
         """The smallest option, if it fits and is not among the shown ones."""
@@ -300,6 +319,17 @@ class Planner:
         return self.option(recipe) if recipe in self.candidates.evaluated else None
 
 
+def _taken(number: int, alternatives: list[Option]) -> Option:
+    if 1 <= number <= len(alternatives):
+        return alternatives[number - 1]
+    count = len(alternatives)
+    if not count:
+        raise BadInput(msg("--take {number} is not possible: this plan has no alternatives.", number=number))
+    raise BadInput(
+        msg("--take {number} is not one of the plan's alternatives: give 1 to {count}.", number=number, count=count)
+    )
+
+
 def _severity(candidate: CandidateEstimate) -> int:
     return _ORDER.index(candidate.recipe.result)
 
@@ -314,6 +344,6 @@ class _Cached:
 
 @lru_cache(maxsize=4)
 def _cached(job: Job, device: Device, stamp: tuple[int, ...]) -> _Cached:
-    known = Simulation.of(job, device)
-    overhead = known.process_bytes()  # before calibration, which imports packages that training does not need
-    return _Cached(Simulation(known.setup, known.lengths, assume_padding=True, overhead=overhead))
+    simulation = Simulation.of(job, device)  # the one that estimates of this job use
+    simulation.process_bytes()  # before calibration, which imports packages that training does not need
+    return _Cached(simulation)

@@ -1,34 +1,22 @@
-"""Recipe selection for training: the planned recipe if it still fits the budget, else a new plan."""
+"""Recipe selection for training: the baseline or the planned recipe if it fits the budget, else a new plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
+from tightfit.activity import PLANNING, activity
 from tightfit.device import Budget
 from tightfit.messages import Message, msg, name
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
+from tightfit.planning.selection import Selection
 from tightfit.processes import run_in_fork
-from tightfit.simulation.job_simulation import Simulation, SimulationSetup
-from tightfit.simulation.worst_case import Lengths
+from tightfit.simulation.estimate import Estimate
+from tightfit.simulation.job_simulation import Simulation
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import step_time_on
-from tightfit.units import format_bytes, format_seconds
-
-
-@dataclass(frozen=True)
-class Selection:
-    """A recipe that fits the budget, with its predicted time and memory."""
-
-    recipe: Recipe
-    seconds_per_step: float
-    upper_bound: int
-    """Predicted peak in bytes, margin included."""
-    notes: tuple[Message, ...]
-    plan: dict[str, Any] | None = None
-    """The new plan as JSON values; None if an earlier plan was used."""
+from tightfit.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -46,13 +34,32 @@ class Selector:
         """A selector for a smaller recipe, after this selection failed its pre-flight."""
         return replace(self, planned=None, failed=selection.upper_bound)
 
-    def select(self, setup: SimulationSetup, lengths: Lengths) -> Selection:
-        """Select in a forked process, so that planning leaves nothing in memory; raises DoesNotFit."""
-        step_time, overhead = step_time_on(self.budget.device), setup.process_bytes()
-        planner = Planner(Simulation(setup, lengths, assume_padding=True, overhead=overhead), step_time)
-        return run_in_fork(self._select, planner)
+    @property
+    def tries_baseline(self) -> bool:
+        """Whether the baseline is taken if it fits: without a budget, and with nothing that asks for another recipe."""
+        return self.budget.is_auto and not self.constraints.pinned and self.planned is None and self.failed is None
 
-    def _select(self, planner: Planner) -> Selection:
+    def baseline(self, estimate: Estimate) -> Selection | None:
+        """The baseline, if its estimate fits what the device has free."""
+        peak, upper_bound = format_bytes(estimate.peak), estimate.error_band[1]
+        if upper_bound > self.budget.size or not estimate.fits_host:
+            return None
+        free = self.budget.title
+        note = msg(
+            "No --budget: the baseline (no strategies) is trained, which needs {peak} of {free}", peak=peak, free=free
+        )
+        return Selection(Recipe(), None, upper_bound, (note,), process_bytes=estimate.overhead)
+
+    def select(self, simulation: Simulation) -> Selection:
+        """Select in a forked process, so that planning leaves nothing in memory; raises DoesNotFit."""
+        with activity(PLANNING):
+            return run_in_fork(self.select_with, Planner(simulation, step_time_on(self.budget.device)))
+
+    def select_with(self, planner: Planner) -> Selection:
+        """Select with the estimates of a planner."""
+        baseline = planner.option(Recipe()) if self.tries_baseline else None
+        if baseline is not None and (selection := self.baseline(baseline.estimate)) is not None:
+            return selection
         notes = list(planner.notes(self.budget))
         option = planner.option(self.planned) if self.planned is not None else None
         if self.planned is not None and option is None:
@@ -72,16 +79,21 @@ class Selector:
         assert option is not None
         notes.append(self._prediction(option))
         return Selection(
-            option.recipe, option.seconds_per_step, option.upper_bound, tuple(notes), plan.to_json() if plan else None
+            option.recipe,
+            option.seconds_per_step,
+            option.upper_bound,
+            tuple(notes),
+            plan.to_json() if plan else None,
+            planner.simulation.process_bytes(),
         )
 
     def _prediction(self, option: Option) -> Message:
         return msg(
-            "{budget}: {recipe}, peak {peak}, about {time} per epoch, result: {result}",
+            "{budget}: {recipe}, peak {peak}{time}, result: {result}",
             budget=self.budget.title,
             recipe=option.title,
             peak=format_bytes(option.peak),
-            time=format_seconds(option.seconds_per_epoch),
+            time=option.and_time,
             result=name(option.result.value),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def as_html(value: object) -> str:
-    """An estimate, a plan, a run or a comparison as HTML for a notebook."""
+    """A result as HTML for a notebook."""
     from tightfit.report import comparison, html, terminal
 
     renderers = {
@@ -12,13 +12,20 @@ def as_html(value: object) -> str:
         "Run": html.run_as_html,
         "Plan": terminal.plan_as_html,
         "Comparison": comparison.comparison_as_html,
+        "Evaluation": terminal.evaluation_as_html,
     }
     return renderers[type(value).__name__](value)  # type: ignore[operator]
 
 
 def as_text(value: object) -> str:
-    """A plan or a comparison as the command line prints it."""
+    """A result as the command line prints it."""
     from tightfit.report import comparison, terminal
 
-    renderers = {"Plan": terminal.plan_as_text, "Comparison": comparison.comparison_as_text}
+    renderers = {
+        "Plan": terminal.plan_as_text,
+        "Comparison": comparison.comparison_as_text,
+        "Estimate": terminal.estimate_as_text,
+        "Run": terminal.run_as_text,
+        "Evaluation": terminal.evaluation_as_text,
+    }
     return renderers[type(value).__name__](value)  # type: ignore[operator]

@@ -230,11 +230,13 @@ def scatter(
 
 
 _BAR = 0.42  # of a row's height; the recipe is written in the rest
+_MAX_TITLE = 80  # characters of a recipe; a longer one is written smaller
+_LABEL_WIDTH = 0.2  # of the largest peak: what "13.3 GiB" takes
 
 
 def comparison_chart(comparison: Comparison, text: Render = render) -> Figure:
     """The predicted peak of each row by kind, the measured peak and the budget as lines, and the time per step."""
-    figure, _ = new_figure(5.2, 0.9 + 0.44 * len(comparison.rows))
+    figure, _ = new_figure(5.2, 1.05 + 0.44 * len(comparison.rows))
     figure.clear()
     memory, time = figure.subplots(1, 2, sharey=True, width_ratios=(2.8, 1))
     for axes in (memory, time):
@@ -244,26 +246,43 @@ def comparison_chart(comparison: Comparison, text: Render = render) -> Figure:
     time.patch.set_visible(False)  # a long recipe reaches under it
     _draw_time(time, comparison, text)
     memory.set_ylim(len(comparison.rows) - 0.5, -0.75)
-    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
+    figure.legend(*memory.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
     return figure
 
 
 def _draw_memory(axes: Axes, comparison: Comparison, text: Render) -> None:
     _draw_kinds(axes, comparison, text)
     for place, row in enumerate(comparison.rows):
-        name = axes.text(0, place - _BAR / 2 - 0.06, text(row.title), fontsize=7.5, va="bottom", ha="left")
+        title = text(row.title)
+        size = min(7.5, 7.5 * _MAX_TITLE / len(title))
+        name = axes.text(0, place - _BAR / 2 - 0.06, title, fontsize=size, va="bottom", ha="left")
         name.set_in_layout(False)  # it may reach under the times, where its line is free
         if row.peak:
             label = text(msg("measured peak")) if row is _first_measured(comparison) else None
             axes.plot([row.peak / _GIB] * 2, [place - 0.27, place + 0.27], color=MEASURED, linewidth=2, label=label)
-        end = max(row.peak or 0, row.predicted_peak or 0) / _GIB
-        _write_beside(axes, end, place, format_bytes(row.peak) if row.peak else text(msg("not run")))
-    if comparison.budget_bytes:
-        label = text(msg("budget {size}", size=format_bytes(comparison.budget_bytes)))
-        axes.axvline(comparison.budget_bytes / _GIB, color=BUDGET, linestyle="--", linewidth=1.2, label=label)
+        label = format_bytes(row.peak) if row.peak else text(msg("not run"))
+        _write_beside(axes, _label_start(comparison, row) / _GIB, place, label)
+    _draw_budget(axes, comparison, text)
     axes.set_xlabel(text(msg("peak {memory}, GiB", memory=memory_name(comparison.device))), fontsize=7.5)
     axes.set_xlim(0, 1.25 * _largest(comparison) / _GIB)
     axes.tick_params(labelsize=7.5)
+
+
+def _label_start(comparison: Comparison, row: ComparisonRow) -> int:
+    """The end of the bar; the budget, if its line would cross the label."""
+    end, budget = max(row.peak or 0, row.predicted_peak or 0), comparison.budget_bytes or 0
+    return budget if end < budget < end + _LABEL_WIDTH * _largest(comparison) else end
+
+
+def _draw_budget(axes: Axes, comparison: Comparison, text: Render) -> None:
+    """A line across each bar, but not across the recipes between them."""
+    if comparison.budget_bytes:
+        places = range(len(comparison.rows))
+        lower, upper = ([place + end for place in places] for end in (-0.25, 0.3))
+        label = text(msg("budget {size}", size=format_bytes(comparison.budget_bytes)))
+        axes.vlines(
+            [comparison.budget_bytes / _GIB] * len(places), lower, upper, BUDGET, "--", label=label, linewidth=1.2
+        )
 
 
 def _draw_kinds(axes: Axes, comparison: Comparison, text: Render) -> None:
@@ -362,8 +381,28 @@ def as_file_svg(figure: Figure) -> str:
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
+def chinese_font() -> str | None:
+    """A font of this system with Chinese characters; matplotlib brings none."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return next((font for font in _CHINESE_FONTS if font in installed), None)
+
+
+_CHINESE_FONTS = (
+    *("Noto Sans CJK SC", "Noto Sans SC", "Source Han Sans SC", "Source Han Sans CN", "Noto Sans CJK JP"),
+    *("Microsoft YaHei", "PingFang SC", "Hiragino Sans GB", "Heiti SC", "STHeiti", "SimHei", "SimSun", "DengXian"),
+    *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "AR PL UMing CN", "Arial Unicode MS"),
+)
+
+
 def as_png(figure: Figure) -> bytes:
     """The content of a PNG file, on white, with the resolution of a slide."""
+    if font := chinese_font():
+        from matplotlib.text import Text
+
+        for each in figure.findobj(Text):
+            each.set_fontfamily(["DejaVu Sans", font])
     return _save(figure, format="png", dpi=160, facecolor="white", metadata={"Software": None})
 
 

@@ -26,8 +26,7 @@ from tightfit.report.charts import (
 from tightfit.report.names import kind_name, memory_name, phase_name
 from tightfit.runs.folder import RunView
 from tightfit.strategies.base import MemoryKind
-from tightfit.tasks import find_task
-from tightfit.tasks.base import LOSS
+from tightfit.tasks.quality import LOSS
 
 _MIN_SHARE = 1 / 200  # of the peak: a smaller kind is too thin to see and is left out of the legend
 
@@ -158,10 +157,10 @@ def scatter_figure(views: Sequence[RunView], text: Render) -> Figure | None:
 
 
 def best_metric_figure(views: Sequence[RunView], text: Render) -> Figure | None:
-    """The best metric over the steps, one line per run; None for several tasks, or more runs than there are colours."""
-    tasks, best = {view.job.task for view in views}, find_task(views[0].job.task).best
+    """The best metric over the steps, one line per run; None for several metrics or more runs than colours."""
+    metrics, best = {view.scoring.best for view in views}, views[0].scoring.best
     lines = {view.name: points for view in views if (points := series(view.history, best.key))}
-    if len(tasks) > 1 or len(lines) < 2 or len(lines) > len(LINE_COLOURS):
+    if len(metrics) > 1 or len(lines) < 2 or len(lines) > len(LINE_COLOURS):
         return None
     caption = msg("{metric} on the validation examples", metric=best.title)
     chart = curves(lines, text(msg("steps")))

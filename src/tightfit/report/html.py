@@ -14,16 +14,16 @@ from tightfit.errors import BadInput, OutputError
 from tightfit.files import atomic_write
 from tightfit.i18n import ENGLISH, Render, check_language, current_language, render, renderer
 from tightfit.messages import Message, msg, name
-from tightfit.report import figures, sections
-from tightfit.report.names import memory_name, phase_name, score
-from tightfit.report.suggestions import suggestions
+from tightfit.report import figures, quality, sections
+from tightfit.report.names import memory_name, phase_name, scores_beside_constant
+from tightfit.report.next_run import suggestions
 from tightfit.runs.folder import RunView, read_run_folder
 from tightfit.runs.header import load_header
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies.base import MemoryKind
-from tightfit.tasks import find_task
-from tightfit.tasks.base import LOSS
+from tightfit.tasks.classes import LABEL_HEADINGS
+from tightfit.tasks.quality import Metric
 from tightfit.units import format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -157,9 +157,30 @@ def _quality(view: RunView, text: Render) -> dict[str, Any]:
     return {
         "score_headings": headings,
         "score_rows": rows,
+        "constant_row": sections.constant_row(view),
+        **_predictions(view),
         "kept_epoch": sections.kept_epoch(view),
         "loss": figures.loss_figure(view, text),
         "scores": figures.scores_figure(view, text, sections.score_names(view)),
+    }
+
+
+def _predictions(view: RunView) -> dict[str, Any]:
+    """What is known of the predictions for the validation rows."""
+    found = view.run.quality if view.run else None
+    if found is None:
+        return {"quality": None}
+    return {
+        "quality": found,
+        "interval": quality.about_interval(found.interval, view.scoring) if found.interval else None,
+        "label_headings": LABEL_HEADINGS,
+        "label_rows": quality.label_rows(found),
+        "about_labels": quality.about_labels(found),
+        "matrix": quality.matrix(found),
+        "confusions": quality.confusions(found),
+        "about_mistakes": quality.about_mistakes(found),
+        "mistake_headings": quality.MISTAKE_HEADINGS,
+        "mistakes": quality.mistake_rows(found.mistakes),
     }
 
 
@@ -170,27 +191,23 @@ def _runs_context(views: Sequence[RunView], text: Render) -> dict[str, Any]:
         figures.scatter_figure(views, text),
         figures.best_metric_figure(views, text),
     )
-    metrics = _metrics_of(views)
+    # The two best metrics: more columns would not fit a window; each run below has all of them.
+    metrics = list(dict.fromkeys((metric.key, metric.title) for view in views for metric in view.scoring.own[:2]))
     return {
         "memory": memory_name(*(view.device for view in views)),
         "folders": [str(view.folder) for view in views],
-        "metrics": list(metrics.values()),
-        "rows": [_run_row(view, list(metrics)) for view in views],
+        "metrics": [title for _, title in metrics],
+        "rows": [_run_row(view, metrics) for view in views],
         "figures": [chart for chart in charts if chart],
     }
 
 
-def _metrics_of(views: Sequence[RunView]) -> dict[str, Message]:
-    """The keys and names of the metrics of all tasks; the loss of one task says nothing about another."""
-    tasks = [find_task(task) for task in dict.fromkeys(view.job.task for view in views)]
-    return {metric.key: metric.title for task in tasks for metric in task.metrics or (task.best,)}
-
-
-def _run_row(view: RunView, keys: Sequence[str]) -> list[str]:
-    run, metrics = view.run, view.metrics
+def _run_row(view: RunView, metrics: Sequence[tuple[str, Message]]) -> list[str]:
+    """The cells of a run; the loss of one task says nothing about another, nor F1 of one label about another's."""
+    run, own = view.run, {(metric.key, metric.title): metric for metric in view.scoring.own}
     per_step = run.measured.seconds_per_step if run else None
     sizes = [format_bytes(size) if size else "–" for size in (view.measured_peak, view.predicted_peak)]
-    scores = [f"{metrics[key]:.4f}" if key in metrics else "–" for key in keys]
+    scores = [_score_cell(view, own.get(metric)) for metric in metrics]
     return [
         view.name,
         view.model,
@@ -203,6 +220,15 @@ def _run_row(view: RunView, keys: Sequence[str]) -> list[str]:
         f"{view.last_step:,}" if run else f"{view.last_step:,} / {view.steps or '?'}",
         msg("yes") if run else msg("no"),
     ]
+
+
+def _score_cell(view: RunView, metric: Metric | None) -> str:
+    """A score, and in brackets what always giving the same answer gets."""
+    value = view.metrics.get(metric.key) if metric else None
+    if metric is None or value is None:
+        return "–"
+    constant = view.metrics.get(metric.constant_key)
+    return f"{value:.4f}" if constant is None else f"{value:.4f} ({constant:.4f})"
 
 
 # Estimates and runs in a notebook: a table and the memory chart.
@@ -265,8 +291,7 @@ def run_as_html(run: Run) -> str:
 
 
 def _run_title(run: Run) -> Message:
-    measured = find_task(run.job.task).measured(run.metrics)
-    scores = [score(metric, value) for metric, value in measured if metric is not LOSS]
+    scores = [scores_beside_constant(run.scoring, run.metrics, run.scoring.in_a_line(run.metrics))]
     peak = msg("peak {peak}", peak=format_bytes(run.measured.peak_bytes))
     if run.predicted.peak_bytes:
         predicted = format_bytes(run.predicted.peak_bytes)

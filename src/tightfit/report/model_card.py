@@ -7,12 +7,14 @@ from typing import Any
 
 from tightfit.i18n import render
 from tightfit.messages import Message, in_sequence, listed, msg, name
-from tightfit.report.names import memory_name, score
+from tightfit.report.base_model import base_model
+from tightfit.report.names import memory_name, scores_beside_constant
+from tightfit.report.sections import example_texts, pipeline_code
 from tightfit.runs.record import Run
 from tightfit.strategies import STRATEGIES
 from tightfit.tasks import find_task
-from tightfit.tasks.base import LOSS, Metric
-from tightfit.units import format_bytes, format_count, format_seconds
+from tightfit.tasks.quality import Scores
+from tightfit.units import format_bytes, format_count, format_seconds, format_steps
 
 _TEMPLATE = """---
 {{ card_data }}
@@ -26,10 +28,12 @@ _TEMPLATE = """---
 |---|---|
 {% for heading, value in facts %}| {{ heading }} | {{ value }} |
 {% endfor %}
-```python
-from transformers import pipeline
+{% for note in notes %}
+{{ note }}
+{% endfor %}
 
-pipe = pipeline("{{ pipeline }}", "{{ name }}")
+```python
+{{ code }}
 ```
 
 ## {{ memory }}
@@ -57,12 +61,14 @@ def write_card(run: Run) -> None:
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     title, data, task = Path(run.folder).resolve().name, Path(run.job.data).name, find_task(run.job.task)
+    base = base_model(run.job.model)
     results = [
         EvalResult(
             task_type=task.pipeline,
             dataset_type="text",
             dataset_name=data,
             metric_type=metric.name,
+            metric_name=str(metric.title),
             metric_value=round(value, 4),
         )
         for metric, value in _scores(run)
@@ -71,8 +77,10 @@ def write_card(run: Run) -> None:
         library_name="transformers",
         pipeline_tag=task.pipeline,
         tags=["tightfit"],
-        metrics=[metric.name for metric in task.metrics or (task.best,)],
-        base_model=None if Path(run.job.model).exists() else run.job.model,
+        metrics=[metric.name for metric in run.scoring.own],
+        base_model=base.name,
+        language=run.data.language or base.language,
+        license=base.license,
         model_name=title,
         eval_results=results or None,
     )
@@ -91,11 +99,12 @@ def _shown(value: Any) -> Any:
 def _values(run: Run) -> dict[str, Any]:
     """The values of the template."""
     job, task = run.job, find_task(run.job.task)
-    base = Path(job.model).name if Path(job.model).exists() else job.model
+    base = base_model(job.model).name or Path(job.model).name
     learned = task.learned([f"`{label}`" for label in run.data.labels])
     return {
         "lead": msg("`{model}` fine-tuned with tightfit; {learned}.", model=base, learned=learned),
-        "pipeline": task.pipeline,
+        "notes": run.quality.notes if run.quality else [],
+        "code": pipeline_code(job.task, run.folder, example_texts(job.task, run.data, render), run.max_length),
         "facts": _facts(run),
         "memory": msg("Memory"),
         "about_memory": _about_memory(run),
@@ -128,15 +137,13 @@ def _facts(run: Run) -> list[tuple[Message, Message]]:
 
 
 def _quality(run: Run) -> Message:
-    scores = [score(metric, value) for metric, value in _scores(run)]
-    rows = run.data.validation_rows
-    return msg("{scores} on {rows:,} validation examples", scores=scores or "–", rows=rows)
+    scores = scores_beside_constant(run.scoring, run.metrics, _scores(run))
+    return msg("{scores} on {rows:,} validation examples", scores=scores or "–", rows=run.data.validation_rows)
 
 
-def _scores(run: Run) -> list[tuple[Metric, float]]:
+def _scores(run: Run) -> Scores:
     """The metrics of the task; the loss only if it has no other."""
-    measured = find_task(run.job.task).measured(run.metrics)
-    return [(metric, value) for metric, value in measured if metric is not LOSS] or measured
+    return [(metric, value) for metric, value in run.scoring.measured(run.metrics) if metric in run.scoring.own]
 
 
 def _data(run: Run) -> Message:
@@ -150,10 +157,10 @@ def _data(run: Run) -> Message:
 
 def _training(run: Run) -> Message:
     return msg(
-        "{trained} of {all} parameters, {steps} steps of {batch} examples, lr {rate:g}, seed {seed}",
+        "{trained} of {all} parameters, {steps} of {batch} examples, lr {rate:g}, seed {seed}",
         trained=format_count(run.trainable_parameters),
         all=format_count(run.parameters),
-        steps=run.steps,
+        steps=format_steps(run.steps),
         batch=run.job.batch_size,
         rate=run.job.learning_rate,
         seed=run.job.seed,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tightfit.messages import Message, msg, name
-from tightfit.tasks.base import Metric
+from collections.abc import Mapping
+
+from tightfit.messages import Message, listed, msg, name
+from tightfit.tasks.quality import Metric, Scores, Scoring
 
 _PHASES = {"features": msg("frozen encoder"), "load-best": msg("load best weights"), "between": msg("other")}
 _KINDS = {
@@ -45,3 +47,18 @@ def memory_name(*devices: str | None) -> Message:
 def score(metric: Metric, value: float) -> Message:
     """A metric with its value."""
     return msg("{metric} {score:.4f}", metric=metric.title, score=value)
+
+
+def scores_beside_constant(scoring: Scoring, metrics: Mapping[str, float], scores: Scores) -> Message:
+    """Scores in one line, and beside them those of always giving the same answer."""
+    shown = listed(score(metric, value) for metric, value in scores)
+    constant = scoring.of_constant(metrics, scores)
+    if not constant:
+        return shown
+    always = listed(score(metric, value) for metric, value in constant)
+    return msg("{scores} ({constant}: {always})", scores=shown, constant=scoring.constant, always=always)
+
+
+def in_a_line(scoring: Scoring, metrics: Mapping[str, float]) -> Message:
+    """The first metrics and the loss, beside those of always giving the same answer."""
+    return scores_beside_constant(scoring, metrics, scoring.in_a_line(metrics))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tightfit.engine.meter import OTHER
 from tightfit.i18n import Render
 from tightfit.messages import Message, in_sequence, listed, msg, name
 from tightfit.report.names import kind_name, memory_name, phase_name, result_name
+from tightfit.report.terminal import main_activities
 from tightfit.runs.folder import RunView
 from tightfit.runs.header import LengthStats
-from tightfit.runs.record import DataSummary
+from tightfit.runs.record import DataSummary, Measured
 from tightfit.simulation.estimate import PHASES
 from tightfit.strategies import STRATEGIES
 from tightfit.tasks import find_task
-from tightfit.tasks.base import LOSS
+from tightfit.tasks.quality import LOSS
 from tightfit.units import format_bytes, format_count, format_seconds
 
 Row = tuple[str, ...]
@@ -61,15 +64,23 @@ def lead(view: RunView) -> Message:
 
 def tiles(view: RunView) -> list[Tile]:
     """Quality, memory, time and parameters, as far as an unfinished run has them."""
-    found, best = [], find_task(view.job.task).best
-    if best.key in view.metrics:
-        below = msg("on {rows:,} validation examples", rows=view.data.validation_rows) if view.data else ""
-        found.append(Tile(best.title, f"{view.metrics[best.key]:.4f}", below))
-    found += [_peak_tile(view), _time_tile(view)]
+    found = [*_score_tile(view), _peak_tile(view), _time_tile(view)]
     if view.parameters:
         trained, total = (format_count(number) for number in view.parameters)
         found.append(Tile(msg("trained parameters"), trained, msg("of {all}", all=total)))
     return found
+
+
+def _score_tile(view: RunView) -> list[Tile]:
+    """The metric that chooses the best checkpoint, and what always giving the same answer gets."""
+    scoring = view.scoring
+    scores = [(metric, value) for metric, value in scoring.measured(view.metrics) if metric is scoring.best]
+    if not scores or view.data is None:
+        return []
+    below = msg("on {rows:,} validation examples", rows=view.data.validation_rows)
+    for _, constant in scoring.of_constant(view.metrics, scores):
+        below = msg("{constant}: {score:.4f}; {rows}", constant=scoring.constant, score=constant, rows=below)
+    return [Tile(metric.title, f"{value:.4f}", below) for metric, value in scores]
 
 
 def _peak_tile(view: RunView) -> Tile:
@@ -90,7 +101,7 @@ def _time_tile(view: RunView) -> Tile:
         return Tile(msg("steps"), f"{view.last_step:,}", below)
     per_step = view.run.measured.seconds_per_step
     below = msg("{time} per step", time=format_seconds(per_step)) if per_step else ""
-    return Tile(msg("time"), format_seconds(view.run.measured.seconds), below)
+    return Tile(msg("time"), format_seconds(view.run.measured.total_seconds or view.run.measured.seconds), below)
 
 
 class Unfinished(NamedTuple):
@@ -256,11 +267,15 @@ def plan_summary(view: RunView) -> list[Message]:
             device=name(plan["device"]),
         ),
         msg(
-            "The baseline, without any strategy, would need {peak} and {time} per epoch.",
+            "The baseline, without any strategy, would need {peak}{time}.",
             peak=format_bytes(baseline["peak_bytes"]),
-            time=format_seconds(baseline["seconds_per_epoch"]),
+            time=_and_seconds(baseline["seconds_per_epoch"]),
         ),
     ]
+
+
+def _and_seconds(seconds: float | None) -> Message | str:
+    return "" if seconds is None else msg(" and {time} per epoch", time=format_seconds(seconds))
 
 
 def _unplanned(view: RunView) -> Message:
@@ -294,7 +309,8 @@ def alternatives(view: RunView) -> list[Row]:
 
 def _option(option: dict[str, Any]) -> Row:
     recipe = " ".join(option["recipe"]) or msg("baseline")
-    time = format_seconds(option["seconds_per_epoch"])
+    seconds = option["seconds_per_epoch"]
+    time = "–" if seconds is None else format_seconds(seconds)
     return recipe, format_bytes(option["peak_bytes"]), time, name(option["result"])
 
 
@@ -365,16 +381,14 @@ def about_peak(view: RunView) -> Message | None:
     estimate = view.estimate
     if estimate is None:
         return None
-    low, high = (format_bytes(size) for size in estimate["error_band"])
-    return msg(
-        "Predicted peak: {peak}, in {phase}; {worst}. "
-        "Given the error of earlier measured runs, expect {low} to {high}.",
+    peak = msg(
+        "Predicted peak: {peak}, in {phase}; {worst}.",
         peak=format_bytes(estimate["peak_bytes"]),
         phase=phase_name(estimate["phase"]),
         worst=estimate["worst"],
-        low=low,
-        high=high,
     )
+    expected = estimate.get("expected_range")  # runs of earlier versions have none
+    return in_sequence(peak, expected) if expected else peak
 
 
 class TensorRow(NamedTuple):
@@ -415,8 +429,7 @@ def times(view: RunView) -> list[Row]:
     if run is None:
         return [(msg("per step (median)"), "–", format_seconds(per_step))] if per_step else []
     per_step = run.predicted.seconds_per_step or per_step
-    total = msg("total from the first step, with evaluation and saving")
-    rows: list[Row] = [(total, format_seconds(run.measured.seconds), "–")]
+    rows: list[Row] = [(total_label, format_seconds(total), "–") for total_label, total in _totals(run.measured)]
     if run.measured.seconds_per_step:
         predicted = format_seconds(per_step) if per_step else "–"
         rows.append((msg("per step (median)"), format_seconds(run.measured.seconds_per_step), predicted))
@@ -425,28 +438,55 @@ def times(view: RunView) -> list[Row]:
     return rows
 
 
+def _totals(measured: Measured) -> Iterator[tuple[Message, float]]:
+    """The seconds of the whole run, what it spent them on, and those of the steps."""
+    if measured.total_seconds:
+        yield msg("total"), measured.total_seconds
+        yield from ((msg("of it {what}", what=name(what)), seconds) for what, seconds in main_activities(measured))
+    else:  # written by an older version
+        yield msg("training, from the first step, with evaluation and saving"), measured.seconds
+
+
 # Quality: the scores of every evaluation, and which weights were saved.
 
 
 _NOT_SCORES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second")
 
 
+class ScoreRow(NamedTuple):
+    """The scores of an evaluation, or of always giving the same answer."""
+
+    is_kept: bool
+    """Whether the weights of this epoch were saved."""
+    cells: list[str]
+
+
 def score_names(view: RunView) -> dict[str, str]:
     """The keys and names of the scores that were measured, those of the task first."""
     found = dict.fromkeys(key for entry in view.evaluations for key in entry if key.startswith("eval_"))
-    names = {metric.key: metric.title for metric in (*find_task(view.job.task).metrics, LOSS) if metric.key in found}
-    others = [key for key in found if key not in (*names, *_NOT_SCORES)]
+    names = {metric.key: metric.title for metric in view.scoring.metrics if metric.key in found}
+    task = find_task(view.job.task)
+    known = {key for metric in (*task.metrics, LOSS) for key in (metric.key, metric.constant_key)}
+    others = [key for key in found if key not in (*known, *_NOT_SCORES)]
     return names | {key: key.removeprefix("eval_") for key in others}
 
 
-def score_table(view: RunView) -> tuple[list[str], list[tuple[bool, list[str]]]]:
-    """Headings, and for each evaluation whether its weights were saved, and its scores."""
+def score_table(view: RunView) -> tuple[list[str], list[ScoreRow]]:
+    """Headings, and the scores of each evaluation and of always giving the same answer."""
     names, kept = score_names(view), view.metrics.get("epoch") if view.run else None
     rows = []
     for entry in view.evaluations:
         cells = [_number(entry.get("epoch"), ".2f"), _number(entry.get("step"), ".0f")]
-        rows.append((entry.get("epoch") == kept, [*cells, *(_number(entry.get(key), ".4f") for key in names)]))
+        cells += [_number(entry.get(key), ".4f") for key in names]
+        rows.append(ScoreRow(entry.get("epoch") == kept, cells))
     return list(names.values()), rows
+
+
+def constant_row(view: RunView) -> list[str]:
+    """In the columns of the score table, what always giving the same answer gets; empty if that is unknown."""
+    constant = {metric.key: value for metric, value in view.scoring.of_constant(view.metrics)}
+    cells = [_number(constant.get(key), ".4f") for key in score_names(view)]
+    return [view.scoring.constant, *cells] if constant else []
 
 
 def kept_epoch(view: RunView) -> Message | None:
@@ -455,7 +495,7 @@ def kept_epoch(view: RunView) -> Message | None:
         return None
     return msg(
         "The saved weights are those of the epoch with the best {metric}: epoch {epoch:g}.",
-        metric=find_task(view.job.task).best.title,
+        metric=view.scoring.best.title,
         epoch=view.metrics["epoch"],
     )
 
@@ -472,13 +512,26 @@ class Usage(NamedTuple):
 
 def usage(view: RunView, text: Render) -> Usage:
     """With an example text, or two for a model that was trained on pairs."""
-    task = find_task(view.job.task)
-    texts = [text(task.example)]
-    if view.data and len(view.data.text_columns) == 2:
-        texts.append(text(msg("a second text")))
+    texts = example_texts(view.job.task, view.data, text)
     given = " ".join(f'"{each}"' for each in texts)
-    code = f'pipe = pipeline("{task.pipeline}", "{view.folder}")\n{task.pipeline_call(texts)}'
-    return Usage(f"tightfit predict {view.folder} {given}", f"from transformers import pipeline\n\n{code}")
+    code = pipeline_code(view.job.task, str(view.folder), texts, view.max_length)
+    return Usage(f"{shlex.join(['tightfit', 'predict', str(view.folder)])} {given}", code)
+
+
+def example_texts(task: str, data: DataSummary | None, text: Render) -> list[str]:
+    """What a user would give the model."""
+    first = text(find_task(task).example)
+    return [first, text(msg("a second text"))] if data and len(data.text_columns) == 2 else [first]
+
+
+def pipeline_code(task: str, folder: str, texts: Sequence[str], max_length: int) -> str:
+    """Python code that predicts for these texts with transformers alone."""
+    known = find_task(task)
+    return (
+        "from transformers import pipeline\n\n"
+        f"pipe = pipeline({json.dumps(known.pipeline)}, {json.dumps(folder, ensure_ascii=False)})\n"
+        f"print({known.pipeline_call(texts, max_length)})"
+    )
 
 
 def _number(value: float | None, form: str) -> str:

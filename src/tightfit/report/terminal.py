@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -17,24 +17,35 @@ from tightfit.data.columns import ColumnNames
 from tightfit.i18n import render
 from tightfit.messages import Message, clauses, in_sequence, listed, msg, name
 from tightfit.planning.plan import Option, Plan
-from tightfit.report.names import kind_name, result_name, score
-from tightfit.runs.record import Run
+from tightfit.report.names import in_a_line, kind_name, result_name, scores_beside_constant
+from tightfit.report.quality import show_quality
+from tightfit.runs.record import Measured, Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import REQUIRED, MemoryKind, Result
-from tightfit.tasks import TASKS, find_task
-from tightfit.tasks.base import LOSS, Prediction, Task
-from tightfit.units import format_bytes, format_count, format_seconds
+from tightfit.tasks import TASKS
+from tightfit.tasks.base import Prediction
+from tightfit.tasks.quality import LOSS
+from tightfit.units import format_bytes, format_count, format_seconds, format_steps
 
 if TYPE_CHECKING:
     from tightfit.inference import Evaluation
 
 _BAR = 12
+_SHORTEST = 0.1  # seconds; a shorter activity is not listed
+_WIDTH = 100
 
 
 def say(console: Console, message: Message, style: str | None = None) -> None:
     """Print a message in the language of the command line."""
     console.print(render(message), markup=False, style=style)
+
+
+def _as_text(show: Callable[[Console], None]) -> str:
+    """What is shown, without colours."""
+    page = StringIO()
+    show(Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True))
+    return page.getvalue().strip("\n")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -50,6 +61,11 @@ def _padded(cell: str, width: int) -> str:
 # Runs.
 
 
+def run_as_text(run: Run) -> str:
+    """The run as `train` prints it."""
+    return _as_text(lambda console: show_run(run, console))
+
+
 def show_run(run: Run, console: Console) -> None:
     """What was trained, its scores, its time, and its memory by phase."""
     trained, total = format_count(run.trainable_parameters), format_count(run.parameters)
@@ -57,26 +73,23 @@ def show_run(run: Run, console: Console) -> None:
     say(
         console,
         msg(
-            "{folder}: {trained} of {all} parameters trained in {steps} steps",
+            "{folder}: {trained} of {all} parameters trained in {steps}",
             folder=run.folder,
             trained=trained,
             all=total,
-            steps=run.steps,
+            steps=format_steps(run.steps),
         ),
         style="bold",
     )
     recipe = " ".join(run.recipe) or msg("baseline")
     say(console, msg("recipe    {recipe} (result: {result})", recipe=recipe, result=name(run.result)))
-    scores, rows = format_scores(find_task(run.job.task), run.metrics), run.data.validation_rows
+    scores, rows = in_a_line(run.scoring, run.metrics), run.data.validation_rows
     say(console, msg("quality   {scores} on {rows:,} validation rows", scores=scores, rows=rows))
-    say(console, msg("time      {time}", time=listed([format_seconds(run.measured.seconds), *_step_time(run)])))
+    for note in run.quality.notes if run.quality else []:
+        console.print(f"          {render(note)}", markup=False, style="yellow")
+    say(console, msg("time      {time}", time=listed([total_time(run.measured), *_step_time(run)])))
     say(console, msg("memory    {memory}", memory=listed(_peak(run))))
     console.print(_phases(run))
-
-
-def format_scores(task: Task, metrics: Mapping[str, float]) -> Message:
-    """The metrics of a task in one line, the loss last."""
-    return listed(score(metric, value) for metric, value in task.measured(metrics))
 
 
 def _peak(run: Run) -> Iterator[Message]:
@@ -84,6 +97,22 @@ def _peak(run: Run) -> Iterator[Message]:
     yield msg("peak {peak} on {device}", peak=peak, device=name(run.device))
     if predicted:
         yield msg("predicted {size}", size=format_bytes(predicted))
+
+
+def total_time(measured: Measured) -> Message:
+    """The seconds of the whole run, and what it spent them on."""
+    if not measured.total_seconds:
+        return format_seconds(measured.seconds)
+    parts = [
+        msg("{what} {time}", what=name(what), time=format_seconds(seconds))
+        for what, seconds in main_activities(measured)
+    ]
+    return msg("{time} ({parts})", time=format_seconds(measured.total_seconds), parts=parts)
+
+
+def main_activities(measured: Measured) -> list[tuple[str, float]]:
+    """The activities that took some time, in their order."""
+    return [(what, seconds) for what, seconds in (measured.activities or {}).items() if seconds >= _SHORTEST]
 
 
 def _step_time(run: Run) -> Iterator[Message]:
@@ -104,9 +133,10 @@ def _phases(run: Run) -> Table:
     table.add_column()
     table.add_column()
     predicted = run.predicted.phases or {}
+    largest = max(run.measured.phases, key=run.measured.phases.__getitem__, default=None)  # the first, if several are
     for phase, size in run.measured.phases.items():
         bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
-        mark = render(msg("← peak")) if size == run.measured.peak_bytes else ""
+        mark = render(msg("← peak")) if phase == largest else ""
         before = format_bytes(predicted[phase]) if phase in predicted else "–"
         table.add_row(f"  {render(name(phase))}", format_bytes(size), before, bar, mark)
     return table
@@ -122,6 +152,11 @@ _SHORT_KINDS = {
     MemoryKind.TEMPORARY: msg("temp"),
     MemoryKind.ALLOCATOR: msg("cache"),
 }
+
+
+def estimate_as_text(estimate: Estimate) -> str:
+    """The estimate as the command line prints it."""
+    return _as_text(lambda console: show_estimate(estimate, console))
 
 
 def show_estimate(estimate: Estimate, console: Console) -> None:
@@ -189,10 +224,8 @@ def _host_memory(estimate: Estimate) -> Message:
 
 
 def _fit_verdict(estimate: Estimate) -> Message:
-    low, high = (format_bytes(size) for size in estimate.error_band)
-    band = msg("Given the error of measured runs, expect {low} to {high}.", low=low, high=high)
-    total, device = estimate.device.total_bytes, estimate.device.label
-    return band if total is None else in_sequence(band, _fits(estimate, device, total))
+    expected, total, device = estimate.expected_range, estimate.device.total_bytes, estimate.device.label
+    return expected if total is None else in_sequence(expected, _fits(estimate, device, total))
 
 
 def _fits(estimate: Estimate, device: str, total: int) -> Message:
@@ -214,7 +247,6 @@ def _fits(estimate: Estimate, device: str, total: int) -> Message:
 # Plans, also as HTML for a notebook.
 
 
-_WIDTH = 100
 _HEADINGS = (msg("peak"), msg("time/epoch"), msg("result"), msg("recipe"))
 _WHY = msg("Why")
 
@@ -229,7 +261,7 @@ def show_plan(plan: Plan, console: Console) -> None:
         _show_section(console, heading, map(render, lines))
     if plan.alternatives:
         table = (*map(render, _same_before_close(plan)), *_alternatives(plan))
-        _show_section(console, msg("Alternatives that fit"), table)
+        _show_section(console, msg("Alternatives that fit (choose one with --take N)"), table)
 
 
 def _show_section(console: Console, heading: Message, lines: Iterable[str]) -> None:
@@ -241,13 +273,14 @@ def _show_section(console: Console, heading: Message, lines: Iterable[str]) -> N
 
 def plan_as_text(plan: Plan) -> str:
     """The plan and its notes without colours."""
-    page = StringIO()
-    console = Console(file=page, width=_WIDTH, no_color=True, soft_wrap=True)
-    show_plan(plan, console)
-    for note in plan.notes:  # the command line logs them before it prints the plan
-        console.print()
-        say(console, note)
-    return page.getvalue()
+
+    def show(console: Console) -> None:
+        show_plan(plan, console)
+        for note in plan.notes:  # the command line logs them before it prints the plan
+            console.print()
+            say(console, note)
+
+    return _as_text(show)
 
 
 def plan_as_html(plan: Plan) -> str:
@@ -270,16 +303,23 @@ def _escaped(text: str) -> str:
 
 def verdict(plan: Plan) -> tuple[Message, Message]:
     """Whether it fits, with which recipe, and what that recipe needs."""
-    chosen, budget = plan.chosen, plan.budget.title
+    chosen, what = plan.chosen, _budget_of(plan)
     if not plan.fits:
         return (
-            msg("Does not fit the budget of {budget}. The closest is {recipe}", budget=budget, recipe=chosen.title),
+            msg("Does not fit {budget}. The closest is {recipe}", budget=what, recipe=chosen.title),
             msg("Predicted {cost}.", cost=_cost(chosen)),
         )
     return (
-        msg("Fits the budget of {budget} with {recipe}", budget=budget, recipe=chosen.title),
+        msg("Fits {budget} with {recipe}", budget=what, recipe=chosen.title),
         msg("Predicted {cost}; result: {result}.", cost=_cost(chosen), result=result_name(chosen.result.value)),
     )
+
+
+def _budget_of(plan: Plan) -> Message:
+    """A plan without a budget says where the number comes from."""
+    if plan.budget.is_auto and plan.budget.device.is_here:
+        return msg("the {budget} (no --budget given)", budget=plan.budget.title)
+    return msg("the budget of {budget}", budget=plan.budget.title)
 
 
 def baseline_line(plan: Plan) -> Message:
@@ -315,25 +355,27 @@ def _same_before_close(plan: Plan) -> Iterator[Message]:
 
 def _alternatives(plan: Plan) -> list[str]:
     """Aligned columns, the recipe last: it may be longer than the terminal is wide."""
-    rows = [[render(cell) for cell in row] for row in (_HEADINGS, *map(_row, plan.alternatives))]
+    rows = [["", *map(render, _HEADINGS)]]
+    rows += [[f"{number}.", *map(render, _row(option))] for number, option in enumerate(plan.alternatives, 1)]
     numbers = aligned([row[:-1] for row in rows])
     return [f"{line}  {row[-1]}" for line, row in zip(numbers, rows, strict=True)]
 
 
 def _row(option: Option) -> tuple[str, str, str, str]:
-    time, result = format_seconds(option.seconds_per_epoch), name(option.result.value)
-    return format_bytes(option.peak), time, result, option.title
+    seconds = option.seconds_per_epoch
+    time = "–" if seconds is None else format_seconds(seconds)
+    return format_bytes(option.peak), time, name(option.result.value), option.title
 
 
 def _cost(option: Option, shares: Message | str | None = None) -> Message:
-    host = format_bytes(option.estimate.host)
+    host, seconds = format_bytes(option.estimate.host), option.seconds_per_epoch
     return msg(
-        "peak {peak} in {phase}{shares}{host}; about {time} per epoch",
+        "peak {peak} in {phase}{shares}{host}{time}",
         peak=format_bytes(option.peak),
         phase=name(option.estimate.phase),
         shares=_allocator_share(option) if shares is None else shares,
         host=msg(", plus {size} of host memory", size=host) if option.estimate.host else "",
-        time=format_seconds(option.seconds_per_epoch),
+        time="" if seconds is None else msg("; about {time} per epoch", time=format_seconds(seconds)),
     )
 
 
@@ -407,7 +449,11 @@ def show_tasks(console: Console) -> None:
     for row in task_rows():
         console.print(Text.assemble((row.name, "bold"), f"   {render(row.summary)}"))
         columns = msg("columns: {columns}", columns=row.columns)
-        metrics = msg("metrics: {metrics}; the first one chooses the best checkpoint", metrics=row.metrics)
+        metrics = msg(
+            "metrics: {metrics}; the first one chooses the best checkpoint, or another with --metric: {names}",
+            metrics=row.metrics,
+            names=row.metric_names,
+        )
         for line in (columns, metrics):
             console.print(f"    {render(line)}", markup=False)
     console.print()
@@ -422,6 +468,8 @@ class TaskRow:
     summary: Message
     columns: Message
     metrics: Message
+    metric_names: list[str]
+    """As --metric takes them."""
     pipeline: str
 
 
@@ -433,6 +481,7 @@ def task_rows() -> list[TaskRow]:
             summary=task.summary,
             columns=_usual_columns(task.column_names),
             metrics=listed(metric.title for metric in (*task.metrics, LOSS)),
+            metric_names=[metric.option for metric in (*task.metrics, LOSS)],
             pipeline=task.pipeline,
         )
         for task in TASKS.values()
@@ -451,10 +500,23 @@ def _usual_columns(names: ColumnNames) -> Message:
 # Evaluations and predictions.
 
 
+def evaluation_as_text(evaluation: Evaluation) -> str:
+    """The evaluation as the command line prints it."""
+    return _as_text(lambda console: show_evaluation(evaluation, console))
+
+
+def evaluation_as_html(evaluation: Evaluation) -> str:
+    """The same for a notebook."""
+    return f"<pre>{escape(evaluation_as_text(evaluation))}</pre>"
+
+
 def show_evaluation(evaluation: Evaluation, console: Console) -> None:
-    """The scores in one line."""
-    scores = format_scores(find_task(evaluation.task), evaluation.metrics)
+    """The scores in one line; those of each label, the confusions and the worst mistakes."""
+    scoring, metrics = evaluation.scoring, evaluation.metrics
+    scores = scores_beside_constant(scoring, metrics, scoring.measured(metrics))
     say(console, msg("{scores} on {rows:,} rows", scores=scores, rows=evaluation.rows))
+    if evaluation.quality:
+        show_quality(evaluation.quality, scoring, console)
 
 
 def show_predictions(texts: list[str], predictions: list[Prediction], console: Console) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tightfit.data.labels import Labels
 from tightfit.data.split import FOLDER
 from tightfit.errors import BadInput, OutputError
 from tightfit.files import is_stale
@@ -17,7 +18,10 @@ from tightfit.job import Job, read_job_file
 from tightfit.messages import Message, msg
 from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.header import RunHeader, load_header
+from tightfit.runs.lock import FILE as LOCK_FILE
 from tightfit.runs.record import FILE, DataSummary, Run, load_run
+from tightfit.tasks import find_task
+from tightfit.tasks.quality import Scoring
 
 JOB_FILE = "job.yaml"
 MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what transformers does not save
@@ -25,8 +29,6 @@ MANIFEST = "manifest.json"  # in a checkpoint: the list of files, and what trans
 
 def check_run_folder(folder: Path, resume: bool) -> None:
     """A new run needs an empty folder, a resumed one a folder that a run wrote."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(msg("'{folder}' is a file: give --out the name of a folder.", folder=folder))
     if resume and not (folder / JOB_FILE).is_file():
         raise OutputError(
             msg(
@@ -44,9 +46,9 @@ def check_run_folder(folder: Path, resume: bool) -> None:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether a process that was killed before its run started left this file."""
+    """Whether a process that was killed before its run started left this file, or this one has just locked it."""
     written_first = (path.name == FOLDER and path.is_dir()) or path.name == HEADER_FILE
-    return is_stale(path) or (written_first and not (path.parent / JOB_FILE).exists())
+    return path.name == LOCK_FILE or is_stale(path) or (written_first and not (path.parent / JOB_FILE).exists())
 
 
 def discard_start(folder: Path) -> None:
@@ -114,6 +116,11 @@ class RunView:
         """The training data in numbers."""
         known = self.run or self.header
         return known.data if known else None
+
+    @property
+    def scoring(self) -> Scoring:
+        """How the run is scored."""
+        return find_task(self.job.task).scoring(self.data.classes if self.data else Labels(), self.job.metric)
 
     @property
     def device(self) -> str | None:
@@ -203,9 +210,14 @@ class RunView:
     @property
     def resume_command(self) -> str:
         """The command that resumes the run."""
-        budget = self.header.budget_bytes if self.header else None
-        options = ["--budget", f"{budget >> 20}MB"] if budget else []
-        return shlex.join(["tightfit", "train", "--out", str(self.folder), "--resume", *options])
+        return resume_command(self.folder)
+
+
+def resume_command(folder: Path) -> str:
+    """The command that resumes the run in a folder, with its budget."""
+    header = load_header(folder)
+    options = ["--budget", f"{header.budget_bytes >> 20}MB"] if header and header.budget_bytes else []
+    return shlex.join(["tightfit", "train", "--out", str(folder), "--resume", *options])
 
 
 def read_run_folder(folder: Path) -> RunView:
@@ -222,7 +234,7 @@ def read_run_folder(folder: Path) -> RunView:
                 job=JOB_FILE,
             )
         )
-    state = _trainer_state(checkpoint) if checkpoint and run is None else {}
+    state = trainer_state(checkpoint) if checkpoint and run is None else {}
     job, recipe = (run.job, run.recipe) if run else _job(folder)
     header = load_header(folder)
     return RunView(
@@ -243,7 +255,7 @@ def _job(folder: Path) -> tuple[Job, list[str]]:
     return Job(**values), recipe
 
 
-def _trainer_state(checkpoint: Path) -> dict[str, Any]:
+def trainer_state(checkpoint: Path) -> dict[str, Any]:
     """The trainer state in a checkpoint; empty if it cannot be read."""
     try:
         content = json.loads((checkpoint / "trainer_state.json").read_text("utf-8"))

@@ -11,11 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tightfit.display import HTMLDisplay
+from tightfit.data.labels import Labels
+from tightfit.display import Display
 from tightfit.errors import BadInput
 from tightfit.files import atomic_write
 from tightfit.job import Job
 from tightfit.messages import Message, msg
+from tightfit.tasks import find_task
+from tightfit.tasks.quality import Quality, Scoring
 
 FILE = "run.json"
 _PACKAGES = ("tightfit", "torch", "transformers", "accelerate", "datasets", "tokenizers")
@@ -40,6 +43,10 @@ class Measured(_Value):
     """Seconds of each epoch, with evaluation and saving; the first includes computing cached features."""
     allocated_phases: dict[str, int] | None = None
     """On CUDA: the part of the reserved memory that tensors occupy."""
+    total_seconds: float | None = None
+    """From the start of `train` to the end, with everything before the first step."""
+    activities: dict[str, float] | None = None
+    """The seconds of each part of the total: reading the data, planning, …"""
 
 
 class Predicted(_Value):
@@ -59,13 +66,22 @@ class DataSummary(_Value):
     validation_rows: int
     labels: tuple[str, ...]
     """The class names; empty for a task without classes."""
+    positive_label: str | None = None
+    """The class of which `f1` is the F1; None if it is macro F1."""
     text_columns: tuple[str, ...]
     label_columns: tuple[str, ...]
     truncated_rows: int
     """Training rows longer than the maximum length."""
+    language: str | None = None
+    """Of the texts, such as zh; None if it is not known."""
+
+    @property
+    def classes(self) -> Labels:
+        """The labels as tasks take them."""
+        return Labels(self.labels, self.positive_label)
 
 
-class Run(HTMLDisplay, _Value):
+class Run(Display, _Value):
     """What happened: the job, the recipe, memory, time and quality."""
 
     folder: str
@@ -83,11 +99,19 @@ class Run(HTMLDisplay, _Value):
     measured: Measured
     predicted: Predicted
     metrics: dict[str, float]
+    """Of the saved weights; `eval_constant_…` is what the same answer to every row would get."""
+    quality: Quality | None = None
+    """What else is known of the predictions for the validation rows; None if nothing is."""
     history: list[dict[str, float | None]]
     notes: list[Message]
     versions: dict[str, str]
     attempts: int = 1
     """How often the run was started or resumed; measured values are those of the last time."""
+
+    @property
+    def scoring(self) -> Scoring:
+        """How the run is scored."""
+        return find_task(self.job.task).scoring(self.data.classes, self.job.metric)
 
     def save(self) -> None:
         """Write run.json into the run folder atomically."""

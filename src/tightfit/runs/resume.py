@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from tightfit.data.split import Split, load_split
 from tightfit.errors import BadInput
 from tightfit.job import Job, read_job_file
-from tightfit.messages import msg
-from tightfit.runs.folder import JOB_FILE, step_of
+from tightfit.messages import Message, msg
+from tightfit.runs.folder import JOB_FILE, step_of, trainer_state
 from tightfit.runs.record import FILE, Run, load_run
 from tightfit.strategies.base import Result
 from tightfit.strategies.recipe import Recipe
+from tightfit.units import format_steps
 
-_CHANGEABLE = ("epochs", "max_steps")  # by a resumed run
+CHANGEABLE = ("epochs", "max_steps")  # by a resumed run
 
 
 def recipe_for_resume(folder: Path, given: Recipe, *, planned: bool) -> Recipe:
@@ -27,7 +29,7 @@ def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
     values, specs = read_job_file(folder / JOB_FILE)
     before = Job(**values)
     for name in Job.model_fields:
-        if name not in _CHANGEABLE and getattr(job, name) != getattr(before, name):
+        if name not in CHANGEABLE and getattr(job, name) != getattr(before, name):
             raise BadInput(
                 msg(
                     "--resume continues the same job, but {name} is {now} and was {before}: "
@@ -41,7 +43,19 @@ def finished_run(folder: Path, job: Job, recipe: Recipe) -> Run | None:
     if not (folder / FILE).is_file():
         return None
     run = load_run(folder)  # may be of fewer epochs: a run that continues keeps its old record until it has finished
-    return run if all(getattr(job, name) == getattr(run.job, name) for name in _CHANGEABLE) else None
+    return run if all(getattr(job, name) == getattr(run.job, name) for name in CHANGEABLE) else None
+
+
+def check_not_finished(folder: Path) -> None:
+    """A finished run without checkpoints cannot be continued."""
+    if (folder / FILE).is_file():
+        raise BadInput(
+            msg(
+                "The run in '{folder}' has finished and kept no checkpoint to continue from: "
+                "start another run with --model {folder}.",
+                folder=folder,
+            )
+        )
 
 
 def check_same_rows(folder: Path, split: Split) -> None:
@@ -61,12 +75,36 @@ def check_steps_left(checkpoint: Path, steps: int) -> None:
     if done > steps:
         raise BadInput(
             msg(
-                "{checkpoint} is at step {done:,} and this run has only {steps:,} steps: give more --epochs or "
+                "{checkpoint} is at step {done:,} and this run has only {steps}: give more --epochs or "
                 "--max-steps, or start another run with another --out.",
                 checkpoint=checkpoint,
                 done=done,
-                steps=steps,
+                steps=format_steps(steps),
             )
+        )
+
+
+def resume_notes(checkpoint: Path | None, steps: int, learning_rate: float) -> Iterator[Message]:
+    """From which step a run continues, and what another number of steps does to its learning rate."""
+    if checkpoint is None:
+        yield msg("there is no checkpoint yet, so training starts at the beginning")
+        return
+    done, before = step_of(checkpoint), trainer_state(checkpoint).get("max_steps")
+    yield msg(
+        "continuing from {checkpoint}: {done:,} of {steps:,} steps are done",
+        checkpoint=checkpoint.name,
+        done=done,
+        steps=steps,
+    )
+    if isinstance(before, int) and before not in (0, steps):
+        yield msg(
+            "the learning rate falls linearly to 0 at the last step, which is now {steps:,} and was {before:,}: "
+            "it continues at {now:.2g}, and was {then:.2g} at step {done:,}",
+            steps=steps,
+            before=before,
+            now=learning_rate * (1 - done / steps),
+            then=learning_rate * (1 - done / before),
+            done=done,
         )
 
 

@@ -7,6 +7,7 @@ by block.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,6 @@ from tightfit.simulation.timeline import PASS_END, STATE_ALLOCATED, STEPS_END
 from tightfit.simulation.trace import Block, Section, Trace
 from tightfit.strategies.base import MemoryKind
 
-_MIN_BYTES = 64  # smaller blocks are left out, since some are allocated only once in a process
 _RESYNC = 32  # equal events in a row after which two traces count as aligned again
 
 
@@ -121,6 +121,7 @@ class _Writer:
         block = self.trace.alloc(group.size + self._layers * (group.size - shallower.size))
         block.kind, block.section, block.owner = group.kind, group.section, named.owner
         block.shape = named.shape if block.size == named.size else None
+        block.bounds = named.bounds
         self._alive[group].append(block)
 
     def _free(self, frees: Frees, shallower: Frees) -> None:
@@ -176,11 +177,19 @@ def _remove_freed(alive: dict[Group, list[int]], end: _BlockEvent) -> tuple[Grou
 
 def _block_events(trace: Trace) -> Iterator[tuple[int, Any]]:
     for kind, block in zip(trace.kinds(), trace.blocks, strict=True):
-        if block.size >= _MIN_BYTES:
+        if not _is_scalar(block):
             group = Group(kind, block.section, block.size)
             yield block.alloc_tick, _BlockEvent(group, block, freed=False)
             if block.free_tick is not None:
                 yield block.free_tick, _BlockEvent(group, block, freed=True)
+
+
+def _is_scalar(block: Block) -> bool:
+    """Scalars are left out, since some are allocated only once in a process.
+
+    Small blocks are not: whether their size is below a limit would depend on the batch that is traced.
+    """
+    return block.shape is not None and math.prod(block.shape) == 1
 
 
 def _notes(trace: Trace) -> Iterator[tuple[int, Note]]:

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from tightfit.device import Device
+from tightfit.messages import Message, msg
+from tightfit.units import format_bytes
 
 FILE = Path(__file__).with_name("accuracy.json")
 """Measured accuracy of the estimates, written from committed records by `make bench-memory`."""
@@ -21,6 +23,36 @@ def accuracy_on(device: Device) -> tuple[float, float]:
     bands = _bands()
     low, high = bands.get(device.kind, bands["cuda"])
     return low, high
+
+
+def expected_range(device: Device, low: int, high: int) -> Message:
+    """The error band in a sentence that says what was measured, and by whom."""
+    lowest, highest = accuracy_on(device)
+    smallest, largest = format_bytes(low), format_bytes(high)
+    if device.kind == "cpu":
+        return msg(
+            "Peaks of CPU runs were measured at {lowest:.1%} to {highest:.1%} of the prediction: "
+            "expect {low} to {high}.",
+            lowest=lowest,
+            highest=highest,
+            low=smallest,
+            high=largest,
+        )
+    if device.kind == "mps":
+        return msg(
+            "No run on an Apple GPU was compared with its prediction; with the error found for NVIDIA GPUs, "
+            "expect {low} to {high}.",
+            low=smallest,
+            high=largest,
+        )
+    return msg(
+        "No GPU run was measured by this project; peaks that others published for GPUs are {lowest:.0%} to "
+        "{highest:.0%} of their predictions: expect {low} to {high}.",
+        lowest=lowest,
+        highest=highest,
+        low=smallest,
+        high=largest,
+    )
 
 
 @cache

@@ -10,10 +10,10 @@ import numpy as np
 
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
-from tightfit.display import HTMLDisplay
+from tightfit.display import Display
 from tightfit.messages import Message
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
-from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
+from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on, expected_range
 from tightfit.simulation.scaling import Array
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.strategies.base import MemoryKind
@@ -22,7 +22,7 @@ PHASES = ("load", "features", "forward", "backward", "step", "evaluate", "save",
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate(HTMLDisplay):
+class Estimate(Display):
     """The memory that a recipe needs. The peak is the largest phase, not a sum."""
 
     phases: dict[str, dict[MemoryKind, int]]
@@ -57,6 +57,11 @@ class Estimate(HTMLDisplay):
         return round(self.peak * low), round(self.peak * high) + PROCESS_NOISE.get(self.device.kind, 0)
 
     @property
+    def expected_range(self) -> Message:
+        """The error band in a sentence."""
+        return expected_range(self.device, *self.error_band)
+
+    @property
     def fits(self) -> bool | None:
         """Whether the device has enough memory, the error band included; None if its size is unknown."""
         if self.device.total_bytes is None:
@@ -80,6 +85,7 @@ class Estimate(HTMLDisplay):
             "overhead_bytes": self.overhead,
             "host_bytes": self.host,
             "error_band": list(self.error_band),
+            "expected_range": self.expected_range,
             "trainable_parameters": self.trainable_parameters,
             "parameters": self.parameters,
             "worst": self.worst,

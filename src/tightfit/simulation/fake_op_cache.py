@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from tightfit.compat import DisableTorchDispatch, FakeTensor, OpOverload, make_subclass, schema_of, storage_id
+from tightfit.compat import (
+    DisableTorchDispatch,
+    FakeTensor,
+    OpOverload,
+    grouped_mm,
+    make_subclass,
+    schema_of,
+    storage_id,
+)
+from tightfit.simulation.known_values import VALUE
 
 _MISSING = object()
 _FIRST_ARGUMENT, _UNKNOWN = "first argument", "unknown"
@@ -46,7 +55,8 @@ class _TensorLayout:
         if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.requires_grad:
             raise _NotCacheable
         layout = tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
-        return cls(*layout, tensor.fake_device, dict(tensor.__dict__), _shares_memory_with(tensor, args))
+        attributes = {name: value for name, value in tensor.__dict__.items() if name != VALUE}
+        return cls(*layout, tensor.fake_device, attributes, _shares_memory_with(tensor, args))
 
     def make(self, args: tuple[Any, ...]) -> FakeTensor:
         """A new tensor of this layout, with its own storage or as a view of an argument."""
@@ -74,13 +84,14 @@ class FakeOpCache:
         written = _written_by(func)
         if written is _UNKNOWN:
             return func(*args, **kwargs)
+        compute = _FAKE_KERNELS.get(func, func)
         try:
             key = (func, _key(args), _key(tuple(kwargs.items())), torch.get_default_dtype())
         except _NotCacheable:
-            return func(*args, **kwargs)
+            return compute(*args, **kwargs)
         known = self._known.get(key, _MISSING)
         if known is _MISSING:
-            return self._store(key, func(*args, **kwargs), args)
+            return self._store(key, compute(*args, **kwargs), args)
         if written is not None:
             return args[0] if written == _FIRST_ARGUMENT else kwargs[written]
         return _map(lambda layout: layout and layout.make(args), known)
@@ -136,3 +147,14 @@ def _key(value: Any) -> Any:
     if kind is tuple or kind is list:
         return tuple([_key(one) for one in value])
     raise _NotCacheable
+
+
+def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor | None = None, **_: Any) -> torch.Tensor:
+    """The products of groups of rows, of experts for example. torch's own fake kernel accepts bf16 only."""
+    groups: tuple[int, ...] = ()
+    if left.dim() == right.dim():
+        groups = (len(left),) if offsets is None else (len(offsets),)
+    return left.new_empty((*groups, left.shape[-2], right.shape[-1]))
+
+
+_FAKE_KERNELS = {grouped_mm: _grouped_mm}

@@ -16,8 +16,9 @@ from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
 from tightfit.engine.dataset import prefetched_stats
+from tightfit.engine.loss import model_loss
+from tightfit.engine.meter import resident_bytes
 from tightfit.engine.model_source import JobModel, ModelSource
-from tightfit.engine.step import model_loss
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
@@ -25,23 +26,25 @@ from tightfit.models import load_tokenizer
 from tightfit.processes import map_in_forks, usable_cpus
 from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
-from tightfit.simulation.op_counts import Table
-from tightfit.simulation.process_size import process_bytes, process_size_note
+from tightfit.simulation.known_values import Unknowns, trace_answers
+from tightfit.simulation.op_counts import MATMUL_16BIT, Table
+from tightfit.simulation.process_size import bf16_code_bytes, process_bytes, process_size_note
 from tightfit.simulation.profile import StepProfile, profile_of
-from tightfit.simulation.scaling import Array, NotExtrapolable, constant_sizes, fit_sizes
-from tightfit.simulation.simulate import BatchShapes, TracedTraining, trace_training
+from tightfit.simulation.scaling import Array, NotExtrapolable, constant_sizes, fit_sizes, live_peak
+from tightfit.simulation.simulate import BatchShapes, TracedTraining, fake_tensors, trace_training
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.worst_case import Lengths, WorstShapes
 from tightfit.strategies.base import Changes
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
+from tightfit.system import usable_memory
 from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tightfit.engine.step import LossFn
+    from tightfit.engine.loss import LossFn
 
 
 _MIN_BLOCKS = 2  # the first and the last layer (or group of layers) may differ from those between
@@ -72,7 +75,9 @@ class SimulationSetup:
     def trace(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
         """Trace a recipe at the model's full depth, extrapolated from two shallow traces where possible."""
         try:
-            return self._trace_by_depth(recipe, shapes)
+            trace = partial(self._trace_by_depth, recipe, shapes)
+            training, notes = trace_answers(trace, lambda training: live_peak(training.trace))
+            return replace(training, notes=notes)
         except TightfitError:
             raise
         except Exception as error:  # a model's own code may fail in any way on tensors without data
@@ -87,14 +92,16 @@ class SimulationSetup:
                 )
             ) from error
 
-    def _trace_by_depth(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
+    def _trace_by_depth(
+        self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes], unknowns: Unknowns
+    ) -> TracedTraining:
+        trace = partial(self._trace_training, recipe, shapes, unknowns=unknowns)
         for shallow, deeper, times in self._depths(recipe):
             try:
-                two = [self._trace_training(recipe, shapes, layers=layers) for layers in (shallow, deeper)]
-                return _with_depth(two[0], two[1], times)
+                return _with_depth(trace(layers=shallow), trace(layers=deeper), times)
             except NotExtrapolable:
                 pass
-        return self._trace_training(recipe, shapes)
+        return trace()
 
     def _depths(self, recipe: Recipe) -> list[tuple[int, int, int]]:
         """Two shallow depths, and how many times their difference is to be added; none where that saves nothing."""
@@ -114,10 +121,17 @@ class SimulationSetup:
         *,
         layers: int | None = None,
         fake: bool = True,
+        unknowns: Unknowns | None = None,
     ) -> TracedTraining:
         model = self.model.without_weights()
         build = partial(assemble, model, self.settings, recipe, self.device, layers=layers)
-        return trace_training(build, self.device, self.batch, shapes, self.loss, fake=fake)
+        return trace_training(build, self.device, self.batch, shapes, self.loss, fake=fake, unknowns=unknowns)
+
+    def weight_bytes(self, recipe: Recipe) -> int:
+        """Bytes of the weights with a recipe, without a simulation of a step."""
+        with fake_tensors(self.device):
+            model = assemble(self.model.without_weights(), self.settings, recipe, self.device).model
+            return sum(parameter.nbytes for parameter in model.parameters())
 
     def process_bytes(self) -> int:
         """Bytes of the process, or of the CUDA context, without any tensor."""
@@ -185,11 +199,9 @@ class Simulation:
 
     setup: SimulationSetup
     lengths: Lengths
-    assume_padding: bool = False
-    """Whether micro-batches of equal lengths count as padded too: fewer traces, at the cost of at most one mask."""
     overhead: int | None = None
     """Bytes without any tensor, if known; measured in this process otherwise."""
-    _traced: dict[tuple[bool, tuple[str, ...]], TracedRecipe] = field(default_factory=dict)
+    _traced: dict[tuple[str, ...], TracedRecipe] = field(default_factory=dict)
     _fixed: dict[Recipe, TracedRecipe] = field(default_factory=dict)
 
     @classmethod
@@ -205,19 +217,19 @@ class Simulation:
         return Estimate(
             phases=phases_of(traced.timeline, self.setup.device, shapes),
             host=host_peak(traced.timeline, shapes),
-            overhead=self.process_bytes(),
+            overhead=self._overhead(traced),
             device=self.setup.device,
             parameters=traced.training.parameters,
             trainable_parameters=traced.training.trainable_parameters,
             worst=worst.about,
-            notes=process_size_note(self.setup.device, self.process_bytes()),
+            notes=(*process_size_note(self.setup.device, self.process_bytes()), *traced.training.notes),
         )
 
     def lower_bound(self, recipe: Recipe) -> int:
         """The peak without the allocator's share, which is slow to compute for a GPU."""
         traced, parts = self.traced(recipe)
         shapes = _section_shapes(self._worst_shapes(parts, traced), traced)
-        return self.process_bytes() + lower_bound_of(traced.timeline, shapes)
+        return self._overhead(traced) + lower_bound_of(traced.timeline, shapes)
 
     def profile(self, recipe: Recipe) -> StepProfile | None:
         """The memory of one step over time, with the largest tensors at the peak."""
@@ -231,6 +243,13 @@ class Simulation:
             self.overhead = self.setup.process_bytes()
         return self.overhead
 
+    def _overhead(self, traced: TracedRecipe) -> int:
+        """Bytes without any tensor; the code of matrix products in 16 bits is loaded where a recipe runs them."""
+        counts = (counts for _, counts in traced.training.op_counts)
+        if self.setup.device.kind != "cpu" or not any(MATMUL_16BIT in each.kinds for each in counts):
+            return self.process_bytes()
+        return self.process_bytes() + bf16_code_bytes()
+
     def traced(self, recipe: Recipe) -> tuple[TracedRecipe, Parts]:
         """The traced recipe, and its parts with this recipe's rows and tokens."""
         traced = self._known(recipe) or self._trace(recipe)
@@ -238,13 +257,7 @@ class Simulation:
 
     def _known(self, recipe: Recipe) -> TracedRecipe | None:
         """An earlier trace of the same strategies, if it holds for this recipe's rows and tokens."""
-        for padded in (True, False):
-            traced = self._traced.get(_key(recipe, padded))
-            if traced is None:
-                continue
-            worst = self._worst_shapes(self._with_shapes(traced.parts, recipe))
-            return self._traced.get(_key(recipe, worst.padded))
-        return self._fixed.get(recipe)
+        return self._traced.get(_key(recipe)) or self._fixed.get(recipe)
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens instead of the traced ones; some reject micro-batches."""
@@ -265,7 +278,7 @@ class Simulation:
             traced = _with_scaling(training)
         except NotExtrapolable:
             return self._trace_fixed(recipe)
-        return self._traced.setdefault(_key(recipe, training.shapes.padded), traced)
+        return self._traced.setdefault(_key(recipe), traced)
 
     def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
         """The recipes that have to be traced for the given ones and have not been."""
@@ -276,7 +289,7 @@ class Simulation:
     def add(self, recipe: Recipe, traced: TracedRecipe) -> None:
         """Store a recipe that was traced in another process."""
         if traced.is_scalable:
-            self._traced[_key(recipe, traced.training.shapes.padded)] = traced
+            self._traced[_key(recipe)] = traced
         else:
             self._fixed[recipe] = traced
 
@@ -300,21 +313,19 @@ class Simulation:
         """Two shapes that differ by another ratio in each of rows, tokens, rows x tokens, tokens², rows x tokens²."""
         longest = min(self.setup.settings.max_length, _MAX_TRACED_LENGTH)
         inputs = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
-        padded = self._worst_shapes(parts).padded
         if parts.source.runs_encoder:
-            return BatchShapes(inputs, inputs, padded)
+            return BatchShapes(inputs, inputs)
         pair = [(rows, parts.step_batching.max_length) for rows, _ in inputs]
-        return BatchShapes(pair, pair, padded, encoder=inputs)
+        return BatchShapes(pair, pair, encoder=inputs)
 
     def _worst_shapes(self, parts: Parts, traced: TracedRecipe | None = None) -> WorstShapes:
         """The largest shapes; micro-batches are compared by their traced bytes where those are known."""
         size = traced.micro_batch_sizes if traced and traced.is_scalable else tokens_of
-        worst = self.lengths.worst_shapes(parts, size)
-        return replace(worst, padded=True) if self.assume_padding else worst
+        return self.lengths.worst_shapes(parts, size)
 
     def _fixed_shapes(self, parts: Parts) -> BatchShapes:
         worst = self._worst_shapes(parts)
-        return BatchShapes(worst.micro_batches, [worst.evaluation], worst.padded, worst.lengths, worst.encoder)
+        return BatchShapes(worst.micro_batches, [worst.evaluation], worst.lengths, worst.encoder)
 
 
 def _with_scaling(training: TracedTraining) -> TracedRecipe:
@@ -337,8 +348,8 @@ def _separate_parts(recipe: Recipe) -> tuple[Recipe, Recipe] | None:
     return None if inseparable or recipe in (gradients, optimizer) else (gradients, optimizer)
 
 
-def _key(recipe: Recipe, padded: bool) -> tuple[bool, tuple[str, ...]]:
-    return padded, tuple(recipe.without_batching().specs)
+def _key(recipe: Recipe) -> tuple[str, ...]:
+    return tuple(recipe.without_batching().specs)
 
 
 def _pairs(trace: Trace) -> list[tuple[int, int]]:
@@ -350,7 +361,7 @@ def _section_shapes(worst: WorstShapes, traced: TracedRecipe) -> list[tuple[int,
     """The rows and tokens of every traced section; None leaves a section out."""
     if not traced.is_scalable:
         return [*worst.encoder, *worst.micro_batches, worst.evaluation]
-    first_pass, later_passes = _padded_to_two(worst.first_batch), _padded_to_two(worst.micro_batches)
+    first_pass, later_passes = _padded_to_two([worst.first_step]), _padded_to_two(worst.micro_batches)
     encoder, no_encoder = ([*worst.encoder, None], [None, None]) if worst.encoder else ([], [])
     return [*encoder, *first_pass, worst.evaluation, None, *no_encoder, *later_passes, None, None]
 
@@ -380,16 +391,30 @@ def modified_times(job: Job) -> tuple[int, ...]:
 # after another on demand.
 
 
-def trace_in_parallel(simulation: Simulation, recipes: Sequence[Recipe]) -> None:
-    """Trace everything that the recipes need and that is not known yet, in forked processes."""
+def trace_in_parallel(simulation: Simulation, recipes: Sequence[Recipe], budget: int | None = None) -> None:
+    """Trace everything that the recipes need and that is not known yet, in forked processes.
+
+    With a budget for this machine's memory, its processes together stay within that too.
+    """
     needed = sorted(simulation.missing(recipes), key=_longest_first)
-    if usable_cpus() < 2 or len(needed) < 2:
-        return
     simulation.process_bytes()  # while the cores are idle: its threads would compete with the workers
     simulation.setup.model.import_code()
-    for recipe, traced in map_in_forks(partial(_trace_in_worker, simulation), needed):
+    processes = min(usable_cpus(), _MAX_FORKS, _memory_left(budget) // _FORK_BYTES)
+    if processes < 2 or len(needed) < 2:
+        return
+    for recipe, traced in map_in_forks(partial(_trace_in_worker, simulation), needed, processes):
         if traced is not None:
             simulation.add(recipe, traced)
+
+
+def _memory_left(budget: int | None) -> int:
+    """Bytes that this process and its forks may still allocate."""
+    usable = usable_memory() if budget is None else min(usable_memory(), budget)
+    return usable - resident_bytes()
+
+
+_MAX_FORKS = 4
+_FORK_BYTES = 192 << 20  # that one of them takes beside the pages it shares with this process
 
 
 def _longest_first(recipe: Recipe) -> int:

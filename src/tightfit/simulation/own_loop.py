@@ -25,6 +25,8 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,9 +39,10 @@ from tightfit.errors import BadInput, ModelError, first_line
 from tightfit.messages import msg
 from tightfit.simulation.estimate import Estimate, phases_of
 from tightfit.simulation.kernels import scratch_on
+from tightfit.simulation.known_values import Unknowns, trace_answers
 from tightfit.simulation.patches import replaced
 from tightfit.simulation.process_size import process_bytes
-from tightfit.simulation.scaling import constant_sizes
+from tightfit.simulation.scaling import constant_sizes, live_peak
 from tightfit.simulation.simulate import alloc_workspaces, fake_tensors, tag_gradients, tag_state
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.trace import Trace
@@ -51,7 +54,30 @@ _torch_backward = torch.Tensor.backward
 
 def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
     """Build the training loop on fake tensors, trace two steps, and estimate their memory."""
-    tracer = Tracer(Trace(), scratch_on(device))
+    traced, notes = trace_answers(partial(_trace, build, device), lambda traced: live_peak(traced.trace))
+    trace = traced.trace
+    return Estimate(
+        phases=phases_of(Timeline.of(trace, constant_sizes(trace)), device, []),
+        overhead=process_bytes(device),
+        device=device,
+        parameters=traced.parameters,
+        trainable_parameters=traced.trainable_parameters,
+        worst=msg("the batch is the one that the step uses"),
+        notes=notes,
+    )
+
+
+@dataclass(frozen=True)
+class _TracedLoop:
+    """Two traced steps."""
+
+    trace: Trace
+    parameters: int
+    trainable_parameters: int
+
+
+def _trace(build: Callable[[], Any], device: Device, unknowns: Unknowns) -> _TracedLoop:
+    tracer = Tracer(Trace(), scratch_on(device), unknowns)
     weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
     with fake_tensors(device), tracer, _recording_phases(tracer, weights):
         tracer.trace.start_phase("load")
@@ -64,14 +90,10 @@ def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
         for _ in range(2):  # the second step runs with optimizer state
             tracer.trace.start_phase("forward")
             _call(step)
-    trace = tracer.trace
-    return Estimate(
-        phases=phases_of(Timeline.of(trace, constant_sizes(trace)), device, []),
-        overhead=process_bytes(device),
-        device=device,
+    return _TracedLoop(
+        tracer.trace,
         parameters=sum(p.numel() for p in weights.values()),
         trainable_parameters=sum(p.numel() for p in weights.values() if p.requires_grad),
-        worst=msg("the batch is the one that the step uses"),
     )
 
 

@@ -13,8 +13,10 @@ from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import resident_bytes
 from tightfit.messages import Message, msg
 from tightfit.optional_imports import is_slim
+from tightfit.processes import run_in_fork
+from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.strategies.adamw import AdamW
-from tightfit.strategies.parts import Parts
+from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import trim_malloc, tuned_malloc
 from tightfit.units import format_bytes
@@ -27,17 +29,37 @@ def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
     with tuned_malloc():
         warm_up(loads_weights)
         trim_malloc()
-        return resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
+        size = resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
+    _sizes.append(size)
+    return size
 
 
 def process_size_note(device: Device, overhead: int) -> tuple[Message, ...]:
-    """A note that the same training run needs less memory on the command line, where that is so."""
+    """Notes that the process holds more than training needs: all that it has imported and what its user has made."""
     if device.kind != "cpu" or is_slim():
         return ()
     note = msg(
-        "The process itself takes {size} here; `tightfit train` on the command line needs less, "
-        "since it does not import libraries that training does not use.",
+        "The process itself takes {size} here, with all that it holds already (libraries, data, models, results), "
+        "and that counts; `tightfit train` on the command line needs less, and so does a notebook whose kernel is "
+        "restarted.",
         size=format_bytes(overhead),
+    )
+    return (note, *_growth_note(overhead))
+
+
+_sizes: list[int] = []
+"""Every size that was measured in this process."""
+
+
+def _growth_note(overhead: int) -> tuple[Message, ...]:
+    """A note that an earlier prediction was made in a smaller process."""
+    growth = overhead - min(_sizes, default=overhead)
+    if growth <= PROCESS_NOISE["cpu"]:
+        return ()
+    note = msg(
+        "It takes {growth} more than at an earlier prediction in this process: a recipe that was planned then may not "
+        "fit now. Restart the kernel, or plan and train on the command line.",
+        growth=format_bytes(growth),
     )
     return (note,)
 
@@ -60,6 +82,34 @@ def warm_up(loads_weights: bool) -> None:
             _run_small_step(specs)
 
 
+@cache
+def bf16_code_bytes() -> int:
+    """What the first products and other ops in bf16 add to this process for good: code of libraries and of oneDNN.
+
+    Measured in a fork, so that a recipe in fp32 is not predicted to need it afterwards. A fork has its own page tables:
+    the same step in fp32 makes the code resident that every training uses.
+    """
+    return run_in_fork(_growth_by_bf16)
+
+
+_FEW = 2, 16  # rows and tokens: products in bf16 are slow where the processor has no instructions for them
+
+
+def _growth_by_bf16() -> int:
+    with tuned_malloc():
+        _run_small_step([], *_FEW)
+        before = _trimmed_size()
+        for specs in (["mixed-precision"], ["bf16-weights"]):
+            _run_small_step(specs, *_FEW)
+        return max(0, _trimmed_size() - before)
+
+
+def _trimmed_size() -> int:
+    gc.collect()
+    trim_malloc()
+    return resident_bytes()
+
+
 @contextlib.contextmanager
 def _collecting_garbage() -> Iterator[None]:
     """Collect the garbage made inside. Where the caller has disabled the collector, older objects are not searched."""
@@ -74,21 +124,23 @@ def _collecting_garbage() -> Iterator[None]:
             gc.unfreeze()
 
 
-def _run_small_step(specs: list[str]) -> None:
+def _run_small_step(specs: list[str], rows: int = 4, length: int = 64) -> None:
     import torch
 
-    parts = _small_parts(specs)
+    parts = _small_parts(specs, rows, length)
     optimizer = build_optimizer(parts)
     tokens = torch.ones(parts.batching.batch_size, parts.batching.max_length, dtype=torch.long)
     mask = tokens.triu()  # rows of different lengths
-    parts.model(input_ids=tokens, attention_mask=mask, labels=tokens[:, 0]).loss.backward()
+    with torch.autocast("cpu", torch.bfloat16, enabled=parts.precision is Precision.BF16):
+        loss = parts.model(input_ids=tokens, attention_mask=mask, labels=tokens[:, 0]).loss
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(parts.model.parameters(), parts.max_grad_norm)
     optimizer.step()
     with torch.no_grad():
         parts.model.eval()(input_ids=tokens, attention_mask=mask)
 
 
-def _small_parts(specs: list[str]) -> Parts:
+def _small_parts(specs: list[str], rows: int, length: int) -> Parts:
     """One layer, as wide as the buffers that matmul kernels keep: with a narrow one they would grow later."""
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -97,7 +149,7 @@ def _small_parts(specs: list[str]) -> Parts:
         model=BertForSequenceClassification(BertConfig(vocab_size=64, **sizes)).train(),
         device=Device("cpu", "this machine's CPU", bf16=True, fp16=False),
         optimizer=AdamW().build,
-        batching=Batching(batch_size=4, max_length=64),
+        batching=Batching(batch_size=rows, max_length=length),
         learning_rate=0.0,
         weight_decay=0.0,
         max_grad_norm=1.0,

@@ -34,12 +34,16 @@ class Sizes:
     coefficient: Array
     powers: Array
     section: Array
+    bounds: Array
+    """The least and the most bytes of each block: below the least it is not allocated."""
 
     def at(self, shapes: Sequence[BatchShape | None]) -> Array:
         """Bytes of every block when the sections have these rows and tokens; None leaves a section out."""
         monomials = monomials_of([shape or (0, 0) for shape in shapes] + [(1, 1)])
         left_out = np.array([shape is None for shape in shapes] + [False])
         sizes = self.coefficient * monomials[(*self.powers.T, self.section)]
+        least, most = self.bounds.T
+        sizes = np.where(sizes < least, 0, np.minimum(sizes, most))
         sizes[left_out[self.section]] = 0
         return np.rint(sizes).astype(np.int64)
 
@@ -66,16 +70,21 @@ def fit_sizes(trace: Trace, pairs: Sequence[tuple[int, int]]) -> Sizes:
         powers[here], errors = powers_of(size[here], size[there], *shapes)
         powers[there] = powers[here]
         misfit[here] = misfit[there] = np.where(errors > _TOLERANCE, errors, 0)
-    if _live_peak(trace, misfit * size) > _MAX_MISFIT * _live_peak(trace, size):
+    if live_peak(trace, misfit * size) > _MAX_MISFIT * live_peak(trace):
         raise NotExtrapolable
     monomials = monomials_of([(s.rows, s.length) for s in trace.sections] + [(1, 1)])
-    return Sizes(size / monomials[(*powers.T, section)], powers, section)
+    return Sizes(size / monomials[(*powers.T, section)], powers, section, _bounds(trace))
 
 
 def constant_sizes(trace: Trace) -> Sizes:
     """The traced sizes, valid for the traced rows and tokens only."""
     size = np.array([block.size for block in trace.blocks], dtype=np.float64)
-    return Sizes(size, np.zeros((len(size), 2), dtype=np.int64), np.array([block.section for block in trace.blocks]))
+    section = np.array([block.section for block in trace.blocks])
+    return Sizes(size, np.zeros((len(size), 2), dtype=np.int64), section, _bounds(trace))
+
+
+def _bounds(trace: Trace) -> Array:
+    return np.array([block.bounds for block in trace.blocks])
 
 
 def powers_of(here: Array, there: Array, shape_here: BatchShape, shape_there: BatchShape) -> tuple[Array, Array]:
@@ -86,8 +95,10 @@ def powers_of(here: Array, there: Array, shape_here: BatchShape, shape_there: Ba
     return _POWERS[errors.argmin(axis=1)], np.where(here > 0, errors.min(axis=1), 0)
 
 
-def _live_peak(trace: Trace, size: Array) -> float:
-    """Peak live bytes of the trace, if the blocks had these sizes."""
+def live_peak(trace: Trace, size: Array | None = None) -> float:
+    """Peak live bytes of the trace, or if the blocks had these sizes."""
+    if size is None:
+        size = np.array([block.size for block in trace.blocks], dtype=np.float64)
     end = trace.tick + 1
     free_ticks = [end if block.free_tick is None else block.free_tick for block in trace.blocks]
     allocated = np.bincount([block.alloc_tick for block in trace.blocks], size, end + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -10,27 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tightfit.compat import FakeTensorMode, disable_fake_cache, dtype_of_move
+from tightfit.compat import GRAPH_CAPTURE_CHECK, FakeTensorMode, disable_fake_cache, dtype_of_move
 from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.engine.assembly import build_optimizer
+from tightfit.engine.loss import model_loss
 from tightfit.engine.meter import OTHER
 from tightfit.engine.step import (
     clip_gradients,
     encode_batch,
     evaluate_batch,
     finish_model,
-    model_loss,
     optimizer_step,
     restore,
     save,
     train_batch,
 )
+from tightfit.messages import Message
+from tightfit.models import quiet_transformers
 from tightfit.ops.buffer_pool import release_active
 from tightfit.ops.fake import new_context, on_host, row_lengths
 from tightfit.processes import process_lock
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
+from tightfit.simulation.known_values import Unknowns
 from tightfit.simulation.op_counts import OpCounts
 from tightfit.simulation.patches import replaced, uninitialized_weights
 from tightfit.simulation.timeline import PASS_END, PASS_START, STATE_ALLOCATED, STEPS_END
@@ -40,11 +44,13 @@ from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.parts import Parts, Precision
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from tightfit.data.batches import Batch
-    from tightfit.engine.step import LossFn
+    from tightfit.engine.loss import LossFn
 
 
-with contextlib.suppress(ImportError):  # the command line may block peft, see optional_imports.py
+with contextlib.suppress(ImportError), quiet_transformers():  # the command line may block peft, see optional_imports.py
     # transformers imports peft when it builds a model, and peft imports bitsandbytes where installed, which allocates
     # tensors that are never freed: they would be part of the first trace.
     import peft  # noqa: F401
@@ -58,8 +64,6 @@ class BatchShapes:
 
     micro_batches: Sequence[BatchShape]
     evaluation: Sequence[BatchShape]
-    padded: bool = True
-    """Whether the attention mask has zeros; transformers drops a mask of ones, which takes less memory."""
     lengths: Sequence[int] | None = None
     """Tokens of each row of the micro-batch, for recipes that cut layers by length."""
     encoder: Sequence[BatchShape] = ()
@@ -79,6 +83,8 @@ class TracedTraining:
     """The op counts with their multiplicity; several where the depth was extrapolated."""
     optimizer_op_counts: tuple[tuple[int, OpCounts], ...]
     """The op counts that contain the optimizer's ops, with their multiplicity."""
+    notes: tuple[Message, ...] = ()
+    """What had to be assumed."""
 
 
 def trace_training(
@@ -89,10 +95,11 @@ def trace_training(
     loss: LossFn = model_loss,
     *,
     fake: bool = True,
+    unknowns: Unknowns | None = None,
 ) -> TracedTraining:
     """Build the training run and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
     trace = Trace()
-    tracer = Tracer(trace, scratch_on(device))
+    tracer = Tracer(trace, scratch_on(device), unknowns)
     mode = fake_tensors(device) if fake else torch.random.fork_rng([])
     with mode, tracer, tracer.owners.tracking():
         trace.start_phase("load")
@@ -105,7 +112,7 @@ def trace_training(
         shapes = choose_shapes(parts)
         _enable_autocast(parts)
         alloc_workspaces(device, trace)
-        batches = _FakeBatches(parts, spec, shapes.padded, tracer)
+        batches = _FakeBatches(parts, spec, tracer)
         _cache_features(batches, shapes, tracer)
         tag_gradients(parts.model.parameters(), tracer)  # before the recipe's hooks, which may free the gradients
         optimizer = build_optimizer(parts)
@@ -138,12 +145,23 @@ def _fake_mode() -> FakeTensorMode:
 @contextlib.contextmanager
 def fake_tensors(device: Device) -> Iterator[None]:
     """Tensors made inside take no memory, and torch's functions allocate as on the device; in this thread only."""
-    patched_to = replaced(torch.nn.Module, "to", _to_unless_noop)
-    with process_lock.held(), new_context(), _fake_mode(), uninitialized_weights(), kernels_of(device), patched_to:
+    with (
+        process_lock.held(),
+        new_context(device.kind),
+        _fake_mode(),
+        uninitialized_weights(),
+        kernels_of(device),
+        replaced(torch.nn.Module, "to", _to_unless_noop),
+        replaced(torch.optim.Optimizer, GRAPH_CAPTURE_CHECK, _do_nothing),  # it would initialize CUDA
+    ):
         try:
             yield
         finally:
             release_active()  # a backward pass that failed has not released its buffer pool
+
+
+def _do_nothing(*args: Any) -> None:
+    pass
 
 
 _module_to = torch.nn.Module.to
@@ -234,7 +252,6 @@ class _FakeBatches:
 
     parts: Parts
     spec: BatchSpec
-    padded: bool
     tracer: Tracer
 
     def step(self, rows: int, length: int) -> Batch:
@@ -246,13 +263,21 @@ class _FakeBatches:
         return self._marked(self._make(rows, length))
 
     def _make(self, rows: int, length: int, *names: str) -> Batch:
-        end = getattr(self.parts.model.config, "eos_token_id", None)
-        end = end if isinstance(end, int) else 1
-        return self.spec.make(rows, length, *names, padded=self.padded, end_token=end)
+        end, token = _tokens_of(self.parts.model.config)
+        return self.spec.make(rows, length, *names, token=token, end_token=end)
 
     def _marked(self, batch: Batch) -> Batch:
         self.tracer.mark(batch.values(), MemoryKind.INPUTS)
         return batch
+
+
+def _tokens_of(config: PretrainedConfig) -> tuple[int, int]:
+    """The token that ends a row, and one without a meaning to the model."""
+    text = config.get_text_config()
+    special = {value for name, value in vars(text).items() if name.endswith("_token_id") and isinstance(value, int)}
+    end = getattr(text, "eos_token_id", None)  # some configs have none, others a list
+    end = end if isinstance(end, int) else 1
+    return end, next(token for token in itertools.count() if token not in special | {end})
 
 
 def _fake_micro_batches(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> Iterator[tuple[float, Batch]]:

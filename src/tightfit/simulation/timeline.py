@@ -123,6 +123,7 @@ class Timeline:
                 np.concatenate([sizes.coefficient, sizes.coefficient[chosen]]),
                 np.concatenate([sizes.powers, sizes.powers[chosen]]),
                 np.concatenate([sizes.section, self._second_pass_section(sizes.section[chosen])]),
+                np.concatenate([sizes.bounds, sizes.bounds[chosen]]),
             ),
             spans=self._repeated_spans(start, end, state),
             end=self.end + inserted,

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tightfit.engine.meter import OTHER
 from tightfit.strategies.base import MemoryKind
+
+
+class Buffer(NamedTuple):
+    """A temporary buffer of a kernel, whose size grows with the batch between two bounds."""
+
+    size: int
+    least: float = 0
+    """If it would be smaller, the kernel does without."""
+    most: float = math.inf
+
+
+Scratch = Callable[[Any, tuple[Any, ...]], list[Buffer]]
+"""The temporary buffers that a device's kernel allocates while it runs an op."""
 
 
 @dataclass(slots=True)
@@ -25,10 +40,12 @@ class Block:
     """The module or parameter it belongs to, where known; an autograd sequence number until the trace is complete."""
     shape: tuple[int, ...] | None = None
     """Shape of the tensor that it was allocated for."""
+    bounds: tuple[float, float] = (0, math.inf)
+    """Of a buffer: the sizes that its size is between; its own is what it would be without them."""
 
     def moved(self, alloc_tick: int, free_tick: int | None) -> Block:
         """The same block at other ticks; `replace` takes three times as long, and there are tens of thousands."""
-        return Block(self.size, alloc_tick, self.section, free_tick, self.kind, self.owner, self.shape)
+        return Block(self.size, alloc_tick, self.section, free_tick, self.kind, self.owner, self.shape, self.bounds)
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,12 @@ class Trace:
         self.tick += 1
         block = Block(size, self.tick, self._section)
         self.blocks.append(block)
+        return block
+
+    def alloc_buffer(self, buffer: Buffer) -> Block:
+        """Record the allocation of a kernel's buffer."""
+        block = self.alloc(buffer.size)
+        block.bounds = buffer.least, buffer.most
         return block
 
     def free(self, block: Block) -> None:

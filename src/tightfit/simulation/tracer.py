@@ -26,10 +26,10 @@ from tightfit.compat import (
     uncompiled_dispatch_mode,
 )
 from tightfit.ops import fake
-from tightfit.simulation.data_dependent import usual_result
 from tightfit.simulation.fake_op_cache import FakeOpCache
+from tightfit.simulation.known_values import KnownValues, Unknowns
 from tightfit.simulation.op_counts import GRAD_ACCUMULATION, OPTIMIZER, OpCounts
-from tightfit.simulation.trace import Block, Trace
+from tightfit.simulation.trace import Block, Scratch, Trace
 from tightfit.strategies.base import MemoryKind
 
 if TYPE_CHECKING:
@@ -121,10 +121,6 @@ _EMBEDDING_BACKWARD = "EmbeddingBackward0"
 _UNSHARED = 2  # references to a storage that only one tensor uses: the tensor's and ours
 
 
-Scratch = Callable[[Any, tuple[Any, ...]], list[int]]
-"""Bytes of the temporary buffers that a device's kernel allocates while it runs an op."""
-
-
 _Mode: Any = uncompiled_dispatch_mode()
 _caches: weakref.WeakKeyDictionary[Any, FakeOpCache] = weakref.WeakKeyDictionary()
 
@@ -132,9 +128,10 @@ _caches: weakref.WeakKeyDictionary[Any, FakeOpCache] = weakref.WeakKeyDictionary
 class Tracer(_Mode):
     """Records the results of all ops. Views share storage, so storages are tracked, by weak reference, not tensors."""
 
-    def __init__(self, trace: Trace, scratch: Scratch) -> None:
+    def __init__(self, trace: Trace, scratch: Scratch, unknowns: Unknowns | None = None) -> None:
         super().__init__()
         self.trace = trace
+        self._unknowns = unknowns or Unknowns()
         self.op_counts = OpCounts()
         self.owners = OwnerTracker()
         self._optimizing = self._finished = False
@@ -145,7 +142,7 @@ class Tracer(_Mode):
     def __enter__(self) -> Self:
         mode = current_fake_mode()
         if mode is not None:
-            self._run = _caches.setdefault(mode, FakeOpCache()).run
+            self._run = KnownValues(self._unknowns, _caches.setdefault(mode, FakeOpCache()).run).run
         return super().__enter__()
 
     def __exit__(self, *reason: Any) -> None:
@@ -160,10 +157,8 @@ class Tracer(_Mode):
             return args[0].fake_device
         if func is _ADD and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
             self._freed(storage_id(args[0].untyped_storage()))  # the sum takes its place
-        scratch = [self.trace.alloc(size) for size in self._scratch(func, args)]
-        out = usual_result(func, args)
-        if out is None:
-            out = self._run(func, args, kwargs or {})
+        scratch = [self.trace.alloc_buffer(buffer) for buffer in self._scratch(func, args)]
+        out = self._run(func, args, kwargs or {})
         self.op_counts.record(func, args, kwargs or {}, out, self._section(func, args))
         if isinstance(out, torch.Tensor):
             self._track(out)

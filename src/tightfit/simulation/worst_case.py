@@ -31,13 +31,11 @@ class WorstShapes:
 
     micro_batches: tuple[BatchShape, ...]
     evaluation: BatchShape
-    first_batch: tuple[BatchShape, ...] = ()
-    """The largest micro-batches of the first batch, which runs without optimizer state."""
+    first_step: BatchShape = (1, 1)
+    """The micro-batch of the pre-flight's first step, which allocates the optimizer state: one row."""
     batch: int = 1
     """The batch that holds the largest micro-batch, counted from 1."""
     batches: int = 1
-    padded: bool = True
-    """Whether they contain rows of different lengths; if not, transformers drops the mask."""
     lengths: tuple[int, ...] | None = None
     """Row lengths of the batch with the most tokens, for recipes that cut layers by tokens."""
     encoder: tuple[BatchShape, ...] = ()
@@ -54,7 +52,7 @@ class WorstShapes:
             return msg(
                 "the largest batch through the frozen encoder is {rows} × {tokens} tokens", rows=rows, tokens=length
             )
-        rows, length = max(self.micro_batches[0], self.first_batch[0])
+        rows, length = self.micro_batches[0]
         return msg(
             "the largest micro-batch is {rows} × {tokens} tokens, first in batch {batch:,} of {batches:,}",
             rows=rows,
@@ -112,22 +110,20 @@ class Lengths:
         """The shapes with the highest memory.
 
         A batch is sorted by length, so its first micro-batch is the largest and its second runs beside the gradients of
-        the first. The pre-flight runs the largest batch with optimizer state in memory, so a largest batch that comes
-        first, before there is state, does not lower the peak. Where micro-batches are cut by tokens, any of them may be
-        the largest by `size`.
+        the first. The pre-flight takes a step with one row, which allocates the optimizer state, and then runs the
+        largest batch beside it; a GPU's allocator keeps its segments, so this order matters. Where micro-batches are
+        cut by tokens, any of them may be the largest by `size`.
         """
         batching, cut = parts.step_batching, self.for_recipe(parts).batches
         rows, longest = min(batching.no_grad_rows, len(self.validation)), min(self.validation[0], batching.max_length)
         largest, encoder = batching.largest(cut, size), self._largest_encoder_batch(parts)
-        padded = largest.padded or self.validation[rows - 1] < longest
         return WorstShapes(
             lengths=batching.fullest(cut),
-            micro_batches=largest.all_batches,
+            micro_batches=largest.shapes,
             evaluation=(rows, longest),
-            first_batch=largest.first_batch,
+            first_step=batching.trial_row(cut[largest.batch]),
             batch=largest.batch + 1,
             batches=len(self.batches),
-            padded=encoder[-1] < encoder[0] if encoder else padded,
             encoder=((len(encoder), encoder[0]),) if encoder else (),
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
 
+from tightfit.compat import use_cuda_only_on_gpu
 from tightfit.messages import Message, msg
 from tightfit.strategies.base import Case, MemoryKind, Result, Strategy
 from tightfit.strategies.optimizer import OptimizerStrategy
@@ -38,6 +39,11 @@ class AdamW(OptimizerStrategy):
         return ()  # a recipe without an optimizer has it
 
     def build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
+        optimizer = self._build(groups, learning_rate)
+        use_cuda_only_on_gpu(optimizer)
+        return optimizer
+
+    def _build(self, groups: list[dict[str, Any]], learning_rate: float) -> torch.optim.Optimizer:
         import torch
 
         if self.fused:

@@ -8,7 +8,6 @@ optional package: pip install bitsandbytes. It is fast on GPUs; on a CPU it is t
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -33,17 +32,6 @@ class AdamW8Bit(OptimizerStrategy):
     result: ClassVar[Result] = Result.CLOSE
     summary: ClassVar[Message] = msg("stores AdamW's moments in 8 bits (needs the package bitsandbytes)")
     requires: ClassVar[str | None] = "bitsandbytes"
-
-    @classmethod
-    def import_requirements(cls) -> None:
-        """Import bitsandbytes without its warning that kernels for 4-bit weights are missing, which are not used."""
-        logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-        before = logger.level
-        logger.setLevel(logging.ERROR)
-        try:
-            super().import_requirements()
-        finally:
-            logger.setLevel(before)
 
     def apply(self, parts: Parts) -> Parts:
         if not self.is_available():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tightfit.compat import PydanticUndefined, field_defaults
 from tightfit.errors import RecipeError
 from tightfit.messages import Message, msg
+from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports, is_installed
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ class Strategy(ABC):
         """Import the required package."""
         if cls.requires is not None:
             allow_imports(cls.requires)
-            import_module(cls.requires)
+            with quiet_transformers():
+                import_module(cls.requires)
 
     @property
     def spec(self) -> str:

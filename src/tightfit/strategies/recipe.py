@@ -24,8 +24,8 @@ class Recipe:
 
     @classmethod
     def parse(cls, specs: Iterable[str]) -> Recipe:
-        """Parse specs such as `["micro-batch:size=8", "gradient-checkpointing"]`."""
-        return cls.of(parse_strategy(spec) for spec in specs)
+        """Parse specs such as `["micro-batch:size=8", "gradient-checkpointing"]`; one text may hold several."""
+        return cls.of(parse_strategy(spec) for spec in split_specs(specs))
 
     @classmethod
     def of(cls, strategies: Iterable[Strategy]) -> Recipe:
@@ -93,11 +93,34 @@ class Recipe:
         return max((s.result for s in self.strategies), key=order.index, default=Result.SAME)
 
 
+def split_specs(texts: Iterable[str]) -> list[str]:
+    """Single specs, from texts as recipes are printed: several with spaces or commas between them."""
+    specs: list[str] = []
+    for text in texts:
+        for word in text.split():
+            first, *others = word.strip(",").split(",")
+            specs.append(first)
+            for piece in others:
+                if _continues(specs[-1], piece):
+                    specs[-1] += f",{piece}"
+                else:
+                    specs.append(piece)
+    return [spec for spec in specs if spec]
+
+
+def _continues(spec: str, piece: str) -> bool:
+    """Whether what follows a comma is another setting of the strategy before it."""
+    return ":" in spec and piece.partition(":")[0].lower() not in STRATEGIES and corrected_spec(piece) is None
+
+
 def parse_strategy(spec: str) -> Strategy:
     """Parse one spec, `name:key=value,key=value`."""
-    name, _, settings = spec.strip().partition(":")
+    written, _, settings = spec.strip().partition(":")
+    name = written.lower()
     if name not in STRATEGIES:
-        raise RecipeError(msg("There is no strategy '{name}': {suggestion}", name=name, suggestion=_correction(spec)))
+        raise RecipeError(
+            msg("There is no strategy '{name}': {suggestion}", name=written, suggestion=_correction(spec))
+        )
     kind = STRATEGIES[name]
     values = dict(_setting(kind, item) for item in settings.split(",") if item)
     kind.check_settings(values)

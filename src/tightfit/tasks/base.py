@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tightfit.data.batch_spec import BatchSpec, text_batch
 from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.labels import Labels
+from tightfit.data.looks import Look
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
 from tightfit.data.tokens import RowBatch, Tokens, encode_texts, text_lengths, tokenize
+from tightfit.errors import BadInput, suggest
 from tightfit.messages import Message, msg
+from tightfit.tasks.quality import CONSTANT, LOSS, Metric, Mistake, Quality, Scoring, shorten
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
@@ -29,26 +32,6 @@ if TYPE_CHECKING:
     from tightfit.data.batches import Batch
 
     Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A figure that says how good a model is."""
-
-    name: str
-    """Its name in `compute_metrics`."""
-    title: Message
-    """Its name in reports."""
-    greater_is_better: bool = True
-
-    @property
-    def key(self) -> str:
-        """Its name in logs and records."""
-        return f"eval_{self.name}"
-
-
-LOSS = Metric("loss", msg("loss"), greater_is_better=False)
-"""The metric that every task has."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +57,14 @@ class ModelInputs:
 
     rows: RowFile
     tokens: RowFile
-    """The columns that `encode` returned; a task may make several of them of one row."""
+    """The columns that `encode` returned, in the order of the outputs; a task may make several of them of one row."""
     tokenizer: PreTrainedTokenizerBase
     labels: Labels
 
 
 @dataclass(frozen=True)
 class Script:
-    """The lines of a transformers script that depend on the task. They use the names TEXT and LABEL for the columns."""
+    """The lines of a transformers script that depend on the task. Its rows have the columns `text` and `label`."""
 
     imports: str
     """Of libraries other than numpy, datasets and transformers."""
@@ -97,6 +80,8 @@ class Script:
     """Arguments of the model's config."""
     metrics: str
     """The function `compute_metrics`."""
+    strata: str = "[0] * len(rows)"
+    """The class of each row, for the split; the same for all if rows have none."""
 
 
 class Task(ABC):
@@ -111,13 +96,17 @@ class Task(ABC):
     no_label: ClassVar[Message] = msg("has no labels")
     """What is wrong with a label column that no row can be used with, after "the column 'x'"."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    """The metrics of `compute_metrics`, the one that chooses the best checkpoint first; none if the loss does."""
+    """The metrics of `compute_metrics`; the first one chooses the best checkpoint unless the job names another."""
+    constant: ClassVar[Message] = msg("always the same answer")
+    """What a model does whose answer does not depend on the text, and that scores best among those."""
     batch_spec: ClassVar[BatchSpec]
     """The fields of the batches that its collator makes, for simulations."""
     peft_type: ClassVar[str | None] = None
     """peft's name for it."""
     pipeline: ClassVar[str]
     """The pipeline of transformers, which is also the task's name on the hub."""
+    look: ClassVar[Look | None] = None
+    """How its data can be told from that of other tasks; None for labelled texts, which many tasks read."""
     example: ClassVar[Message] = msg("a text")
     """What a user would give it, in reports."""
     script: ClassVar[Script | None] = None
@@ -125,18 +114,70 @@ class Task(ABC):
     zh: ClassVar[Mapping[str, str]] = {}
     """The Chinese of its messages: of the texts above, its metrics, errors and notes; at the end of its file."""
 
-    @property
-    def best(self) -> Metric:
-        """The metric that chooses the best checkpoint."""
-        return (*self.metrics, LOSS)[0]
-
     @abstractmethod
     def learned(self, labels: Sequence[str]) -> Message:
         """What the model learned, in reports."""
 
-    def measured(self, metrics: Mapping[str, float]) -> list[tuple[Metric, float]]:
-        """Its metrics and the loss with their values in a record, as far as they were measured."""
-        return [(metric, metrics[metric.key]) for metric in (*self.metrics, LOSS) if metric.key in metrics]
+    # Metrics
+
+    def find_metric(self, name: str | None) -> Metric:
+        """A metric by its name on the command line; None is the one that chooses the best checkpoint by default."""
+        known = {metric.option: metric for metric in (*self.metrics, LOSS)}
+        wanted = next(iter(known)) if name is None else name.strip().lower().replace("_", "-").removeprefix("eval-")
+        if wanted not in known:
+            hint = suggest(wanted, known)
+            raise BadInput(
+                msg("{task} has no metric '{metric}': {suggestion}", task=self.name, metric=name, suggestion=hint)
+            )
+        return known[wanted]
+
+    def check_positive(self, positive: str | None) -> None:
+        """Raise BadInput if the task cannot have a positive label."""
+        if positive is not None:
+            raise BadInput(
+                msg(
+                    "{task} has no labels to choose '{label}' from: leave out --positive.",
+                    task=self.name,
+                    label=positive,
+                )
+            )
+
+    def choose_positive(self, labels: Labels, given: str | None) -> tuple[Labels, tuple[Message, ...]]:
+        """The labels with the one that the model is to find, and notes about it; `given` by the user."""
+        return labels, ()
+
+    def metrics_for(self, labels: Labels) -> tuple[Metric, ...]:
+        """Its metrics, with titles for these labels."""
+        return self.metrics
+
+    def scoring(self, labels: Labels, metric: str | None = None) -> Scoring:
+        """Its metrics for these labels, the chosen one first; of two with the same title only one."""
+        best = self.find_metric(metric)
+        found = (*self.metrics_for(labels), LOSS)
+        first = next(each for each in found if each.name == best.name)
+        others = {each.title: each for each in reversed(found) if each.title != first.title}
+        return Scoring((first, *(each for each in found if each in others.values())), self.constant)
+
+    def score(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+        """The metrics by name, and those of a model that gives the same answer to all rows."""
+        constant = self.constant_outputs(prediction, labels)
+        found = self.compute_metrics(prediction, labels)
+        if constant is None:
+            return found
+        always = self.compute_metrics(constant, labels)
+        return {**found, **{f"{CONSTANT}{name}": value for name, value in always.items()}}
+
+    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+        """The metrics by name, of all rows."""
+        raise NotImplementedError
+
+    def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction | None:
+        """The outputs of a model that gives the same answer to all rows, the best one; None if there is none."""
+        return None
+
+    def assess(self, prediction: EvalPrediction, inputs: ModelInputs) -> Quality | None:
+        """What else is known of the predictions for rows with labels."""
+        return None
 
     # Rows
 
@@ -144,9 +185,9 @@ class Task(ABC):
     def read(self, row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], Flaws]:
         """The cells of a row and their flaws; without a label if `columns` has none."""
 
-    def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
-        """The classes in the data; raises DataError if nothing can be learned from it."""
-        return Labels()
+    def find_labels(self, rows: Rows, *, will_be_split: bool) -> tuple[Labels, tuple[Message, ...]]:
+        """The classes in the data, and notes about them; raises DataError if nothing can be learned from it."""
+        return Labels(), ()
 
     def strata(self, rows: RowFile) -> Sequence[object] | None:
         """The class of each row, for a split that has the same share of each; None if a row has not one class."""
@@ -209,10 +250,6 @@ class Task(ABC):
         """What is kept of the model's outputs for the metrics: only the logits."""
         return outputs[0] if isinstance(outputs, tuple) else outputs
 
-    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
-        """The metrics by name, of all rows."""
-        raise NotImplementedError
-
     def infer(self, model: PreTrainedModel, batch: Batch) -> list[Any]:
         """What the model says of each row of a batch without labels: its logits."""
         return list(model(**batch).logits.float().cpu().numpy())
@@ -221,9 +258,9 @@ class Task(ABC):
     def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> Sequence[Prediction]:
         """The predictions for the rows, from what the model said of their tokens."""
 
-    def pipeline_call(self, texts: Sequence[str]) -> str:
-        """Python code that calls the pipeline `pipe` with these texts."""
-        return f"pipe({json.dumps(texts[0], ensure_ascii=False)})"
+    def pipeline_call(self, texts: Sequence[str], max_length: int) -> str:
+        """Python code that calls the pipeline `pipe` with these texts, which are truncated as in training."""
+        return f"pipe({json.dumps(texts[0], ensure_ascii=False)}, truncation=True, max_length={max_length})"
 
 
 _PAIRS = (
@@ -277,6 +314,20 @@ class TextTask(Task):
     def lengths(self, rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int, labels: Labels) -> list[int]:
         return text_lengths(rows, tokenizer, max_length)
 
+    def mistakes(self, inputs: ModelInputs, wrong: Sequence[tuple[int, Any, Any, float | None]]) -> list[Mistake]:
+        """Some wrong predictions with the beginning of their texts: place, label, prediction and confidence of each."""
+        rows = inputs.rows.__getitems__([inputs.tokens.places[place] for place, *_ in wrong])
+        return [
+            Mistake(
+                text="\n".join(shorten(row[name]) for name in ("text", "text_pair") if name in row),
+                line=row.get("line"),
+                label=label,
+                predicted=predicted,
+                confidence=confidence,
+            )
+            for row, (_, label, predicted, confidence) in zip(rows, wrong, strict=True)
+        ]
+
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         from transformers import DataCollatorWithPadding
 
@@ -287,7 +338,8 @@ class TextTask(Task):
 
         return AutoModelForSequenceClassification
 
-    def pipeline_call(self, texts: Sequence[str]) -> str:
+    def pipeline_call(self, texts: Sequence[str], max_length: int) -> str:
         if len(texts) == 1:
-            return super().pipeline_call(texts)
-        return f"pipe({json.dumps(dict(zip(('text', 'text_pair'), texts, strict=True)), ensure_ascii=False)})"
+            return super().pipeline_call(texts, max_length)
+        pair = json.dumps(dict(zip(("text", "text_pair"), texts, strict=True)), ensure_ascii=False)
+        return f"pipe({pair}, truncation=True, max_length={max_length})"

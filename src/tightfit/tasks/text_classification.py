@@ -6,27 +6,45 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from tightfit.data.columns import ColumnNames, Columns
-from tightfit.data.labels import Labels
+from tightfit.data.columns import ColumnNames, Columns, is_number
+from tightfit.data.labels import Labels, spelling
+from tightfit.data.looks import SEVERAL_LABELS
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
-from tightfit.errors import DataError
+from tightfit.errors import BadInput, DataError, suggest
 from tightfit.messages import Message, in_sequence, msg
-from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.classes import (
+    CLASS_METRICS,
+    CLASSES_ZH,
+    accuracy_interval,
+    class_metrics_for,
+    class_scores,
+    confusion_matrix,
+    label_scores,
+    most_confused,
+    positive_by_meaning,
+    small_matrix,
+)
+from tightfit.tasks.quality import MISTAKES, Metric, Quality
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
+
+    Array = np.ndarray[Any, Any]
 
 _LABEL_COLUMNS = (
     "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
 )  # fmt: skip
 _BAD_LABEL = Flaw(msg("whose label is a list, an object or bytes dropped"), dropped=True)
 _LABELS_LISTED = 6
+_MAX_RATINGS = 30
+_SEPARATORS = ("|", ";", ",", "；", "，", "、")
 
 
 @dataclass(frozen=True)
@@ -49,34 +67,46 @@ class TextClassification(TextTask):
     name: ClassVar[str] = "text-classification"
     summary: ClassVar[Message] = msg("one label for a text or a pair of texts")
     column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
-    metrics: ClassVar[tuple[Metric, ...]] = (Metric("f1", msg("F1")), Metric("accuracy", msg("accuracy")))
+    metrics: ClassVar[tuple[Metric, ...]] = CLASS_METRICS
+    constant: ClassVar[Message] = msg("always the commonest label")
     example: ClassVar[Message] = msg("a text to classify")
     script: ClassVar[Script | None] = Script(
-        imports="from sklearn.metrics import accuracy_score, f1_score",
+        imports="from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef",
         head="AutoModelForSequenceClassification",
         collator="DataCollatorWithPadding",
-        labels="""\
-names = sorted({str(label) for label in rows[LABEL]})
+        labels="""
+
+def by_number(label):
+    \"""Numbers in their order, then words.\"""
+    return (0, int(label), label) if label.lstrip("-").isdecimal() else (1, 0, label)
+
+
+names = sorted(set(rows["label"]), key=by_number)
 ids = {name: index for index, name in enumerate(names)}
 """,
-        label="ids[str(row[LABEL])]",
+        label='ids[row["label"]]',
         config="num_labels=len(names), id2label=dict(enumerate(names)), label2id=ids",
         metrics="""\
 def compute_metrics(output):
-    predicted = np.argmax(output.predictions, axis=-1)
-    average = "binary" if len(names) == 2 else "macro"
+    truth, predicted = output.label_ids, np.argmax(output.predictions, axis=-1)
+    scored = [ids[POSITIVE]] if POSITIVE in ids else None
     return {
-        "f1": f1_score(output.label_ids, predicted, average=average),
-        "accuracy": accuracy_score(output.label_ids, predicted),
+        "f1": f1_score(truth, predicted, labels=scored, average="macro", zero_division=0),
+        "accuracy": accuracy_score(truth, predicted),
+        "macro_f1": f1_score(truth, predicted, average="macro", zero_division=0),
+        "mcc": matthews_corrcoef(truth, predicted),
     }
 """,
+        strata='list(rows["label"])',
     )
 
     def learned(self, labels: Sequence[str]) -> Message:
         return msg("labels: {labels}", labels=labels)
 
     def read_label(self, value: Any) -> tuple[str, Flaws]:
-        """A label as text: 1, 1.0 and "1.0" are the same label, and NaN is no label."""
+        """A label as text: 1, 1.0, "1.0" and [1] are the same label, and NaN is no label."""
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
         if isinstance(value, float) and math.isnan(value):
             return "", (NO_LABEL,)
         text, flaws = clean(value)
@@ -84,10 +114,11 @@ def compute_metrics(output):
             return "", (_BAD_LABEL if NOT_TEXT in flaws else NO_LABEL,)
         return re.sub(r"^(-?\d+)\.0+$", r"\1", text), flaws
 
-    def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
-        """The labels: integers in numeric order, then names in alphabetical order."""
+    def find_labels(self, rows: Rows, *, will_be_split: bool) -> tuple[Labels, tuple[Message, ...]]:
+        """The labels: numbers in numeric order, then names in alphabetical order; in their commonest spelling."""
         counts = Counter(rows.dataset["label"])
-        if len(counts) == 1:
+        spellings = _by_spelling(counts)
+        if len(spellings) == 1:
             raise DataError(
                 msg(
                     "{name}: all {rows:,} rows have the label '{label}': classification needs at least two labels.",
@@ -96,17 +127,39 @@ def compute_metrics(output):
                     label=next(iter(counts)),
                 )
             )
+        _check_numbers(rows, counts)
+        _check_combinations(rows, counts)
         if will_be_split:
-            _check_single_rows(rows, counts)
-        return Labels(tuple(sorted(counts, key=_sort_key)))
+            _check_single_rows(rows, spellings)
+        names = {max(found, key=found.__getitem__): found for found in spellings.values()}
+        notes = tuple(_spelling_note(rows.name, name, found) for name, found in names.items() if len(found) > 1)
+        return Labels(tuple(sorted(names, key=_sort_key))), notes
+
+    def check_positive(self, positive: str | None) -> None:
+        """Any label may be the positive one; which there are is known from the data."""
+
+    def choose_positive(self, labels: Labels, given: str | None) -> tuple[Labels, tuple[Message, ...]]:
+        """The label that the user gave, or the one that is looked for by its meaning."""
+        if given is not None:
+            return replace(labels, positive=_find_label(labels, given)), ()
+        if found := positive_by_meaning(labels.names):
+            return replace(labels, positive=found), ()
+        note = msg(
+            "F1 is the mean of the F1 of '{first}' and '{second}' (macro F1): --positive names the label to score",
+            first=labels.names[0],
+            second=labels.names[1],
+        )
+        return labels, (note,) if len(labels.names) == 2 else ()
+
+    def metrics_for(self, labels: Labels) -> tuple[Metric, ...]:
+        return class_metrics_for(labels)
 
     def strata(self, rows: RowFile) -> Sequence[object]:
-        return rows["label"]
+        return [spelling(label) for label in rows["label"]]
 
     def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[Message, ...]]:
         """Without the rows whose label is not in the training data: the model cannot predict them."""
-        known = set(labels.names)
-        unknown = [label not in known for label in rows["label"]]
+        unknown = [labels.id_of(label) is None for label in rows["label"]]
         if not any(unknown):
             return rows, ()
         if all(unknown):
@@ -127,9 +180,8 @@ def compute_metrics(output):
             names=[*labels.names[:_LABELS_LISTED], *more],
         )
 
-    def encode_labels(self, values: list[Any], labels: Labels) -> list[int]:
-        ids = labels.ids
-        return [ids[value] for value in values]
+    def encode_labels(self, values: list[Any], labels: Labels) -> list[Any]:
+        return [labels.id_of(value) for value in values]
 
     def config_changes(self, labels: Labels) -> dict[str, Any]:
         problem = {"problem_type": "single_label_classification"}
@@ -139,23 +191,152 @@ def compute_metrics(output):
         return {"num_labels": len(labels.names), **names, **problem}
 
     def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
-        """F1, of label 1 if there are two labels, otherwise the mean over the labels (macro F1); and accuracy."""
-        predicted, truth = prediction.predictions.argmax(axis=-1), prediction.label_ids
-        scores = _f1_by_label(truth, predicted)
-        f1 = scores.get(1, 0.0) if prediction.predictions.shape[-1] == 2 else sum(scores.values()) / len(scores)
-        return {"f1": f1, "accuracy": float((predicted == truth).mean())}
+        """F1 of the positive label, or the mean over the labels (macro F1) if there is none; and other metrics."""
+        positive = None if labels.positive is None else labels.ids[labels.positive]
+        return class_scores(_matrix(prediction), positive)
+
+    def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction:
+        """Those of a model that always says the commonest label."""
+        from transformers import EvalPrediction
+
+        outputs = np.zeros_like(prediction.predictions)
+        outputs[:, _commonest(prediction)] = 1
+        return EvalPrediction(outputs, prediction.label_ids)
+
+    def assess(self, prediction: EvalPrediction, inputs: ModelInputs) -> Quality:
+        names, matrix = inputs.labels.names, _matrix(prediction)
+        answers, rows = np.flatnonzero(matrix.sum(0)), int(matrix.sum())
+        return Quality(
+            rows=rows,
+            constant=names[_commonest(prediction)],
+            answer=names[answers[0]] if len(answers) == 1 else None,
+            interval=accuracy_interval(int(np.trace(matrix)), rows),
+            labels=label_scores(matrix, names),
+            confusion=small_matrix(matrix),
+            confused=most_confused(matrix, names),
+            mistakes=self.mistakes(inputs, _most_confidently_wrong(prediction, names)),
+        )
 
     def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> list[ClassPrediction]:
         """The most probable label of each row."""
-        logits = np.array(outputs)
-        probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-        probabilities /= probabilities.sum(axis=1, keepdims=True)
-        return [ClassPrediction(inputs.labels.names[int(row.argmax())], float(row.max())) for row in probabilities]
+        names = inputs.labels.names
+        return [ClassPrediction(names[int(row.argmax())], float(row.max())) for row in _softmax(np.array(outputs))]
 
 
-def _check_single_rows(rows: Rows, counts: Counter[str]) -> None:
+def _matrix(prediction: EvalPrediction) -> Array:
+    logits = prediction.predictions
+    return confusion_matrix(prediction.label_ids, logits.argmax(axis=-1), logits.shape[-1])
+
+
+def _commonest(prediction: EvalPrediction) -> int:
+    return int(np.bincount(prediction.label_ids).argmax())
+
+
+def _softmax(logits: Array) -> Array:
+    probabilities: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    return probabilities
+
+
+def _most_confidently_wrong(prediction: EvalPrediction, names: Sequence[str]) -> list[tuple[int, str, str, float]]:
+    """The place, label, predicted label and confidence of some rows."""
+    truth, predicted = prediction.label_ids, prediction.predictions.argmax(axis=-1)
+    wrong = np.flatnonzero(truth != predicted)
+    confidence = _softmax(prediction.predictions[wrong]).max(axis=1)
+    first = np.argsort(-confidence, kind="stable")[:MISTAKES]
+    rows = zip(wrong[first].tolist(), confidence[first].tolist(), strict=True)
+    return [(row, names[truth[row]], names[predicted[row]], sure) for row, sure in rows]
+
+
+def _find_label(labels: Labels, given: str) -> str:
+    """The label as it is written in the data; upper and lower case are the same unless both exist."""
+    found = labels.id_of(given)
+    if found is None:
+        raise BadInput(
+            msg(
+                "--positive '{label}' is no label of the data: {suggestion}",
+                label=given,
+                suggestion=suggest(given, labels.names),
+            )
+        )
+    return labels.names[found]
+
+
+def _by_spelling(counts: Counter[str]) -> dict[str, Counter[str]]:
+    """The labels and their rows, those together that differ only in case or spaces."""
+    found: dict[str, Counter[str]] = {}
+    for label, count in counts.items():
+        found.setdefault(spelling(label), Counter())[label] = count
+    return found
+
+
+def _spelling_note(name: str, label: str, found: Counter[str]) -> Message:
+    written = [f"'{other}' ({count:,})" for other, count in found.most_common()]
+    return msg(
+        "{name}: labels that differ only in case or spaces are one label, '{label}': {written}",
+        name=name,
+        label=label,
+        written=written,
+    )
+
+
+def _check_numbers(rows: Rows, counts: Counter[str]) -> None:
+    """Labels that are numbers of a scale, rather than names of classes or ratings."""
+    if not all(map(is_number, counts)):
+        return
+    values = [float(label) for label in counts]
+    low, high, different = min(values), max(values), len(counts)
+    rare = len(rows) < 20 * different
+    if all(value.is_integer() for value in values):
+        is_scale = different > _MAX_RATINGS and rare and high - low > 2 * different  # ids of classes have no such gaps
+    else:
+        is_scale = different > _MAX_RATINGS or (different > 10 and rare)
+    if is_scale:
+        raise DataError(
+            msg(
+                "{name}: the column '{column}' looks like numbers to predict ({different:,} different ones from "
+                "{low:g} to {high:g}), not like labels: train it with --task text-regression.",
+                name=rows.name,
+                column=rows.columns.label[0],
+                different=different,
+                low=low,
+                high=high,
+            )
+        )
+
+
+def _check_combinations(rows: Rows, counts: Counter[str]) -> None:
+    """Labels such as `wifi|bed`, which combine some of fewer labels."""
+    for separator in _SEPARATORS:
+        parts = {label: _parts(label, separator) for label in counts}
+        combined = [label for label, found in parts.items() if len(found) > 1]
+        single = {part for found in parts.values() for part in found}
+        if len(combined) < 2 or len(single) >= len(counts) or len({len(found) for found in parts.values()}) == 1:
+            continue
+        raise DataError(
+            msg(
+                "{name} looks like several labels per text (line {line}: '{label}'; {combined:,} of {count:,} labels "
+                "combine {single:,} with '{separator}'): {instead}",
+                name=rows.name,
+                line=rows.dataset["line"][rows.dataset["label"].index(combined[0])],
+                label=combined[0],
+                combined=len(combined),
+                count=len(counts),
+                single=len(single),
+                separator=separator,
+                instead=SEVERAL_LABELS.instead,
+            )
+        )
+
+
+def _parts(label: str, separator: str) -> list[str]:
+    """The labels in one, without the brackets and quotes of a list that was written as text."""
+    return [part.strip(" '\"") for part in label.strip("[](){}").split(separator)]
+
+
+def _check_single_rows(rows: Rows, spellings: dict[str, Counter[str]]) -> None:
     """A label with a single row cannot be in both the training and the validation rows."""
-    single = [label for label, count in counts.items() if count == 1]
+    single = [label for found in spellings.values() if found.total() == 1 for label in found]
     if not single:
         return
     line = rows.dataset["line"][rows.dataset["label"].index(single[0])]
@@ -172,26 +353,17 @@ def _check_single_rows(rows: Rows, counts: Counter[str]) -> None:
 
 
 def _sort_key(label: str) -> tuple[int, float, str]:
-    try:
-        return 0, int(label), label
-    except ValueError:
-        return 1, 0, label
-
-
-def _f1_by_label(truth: Any, predicted: Any) -> dict[int, float]:
-    """F1 of every label that occurs in the data or in the predictions."""
-    labels = {*truth.tolist(), *predicted.tolist()}
-    return {label: _f1(truth == label, predicted == label) for label in labels}
-
-
-def _f1(truth: Any, predicted: Any) -> float:
-    return float(2 * (truth & predicted).sum() / (truth.sum() + predicted.sum()))
+    return (0, float(label), label) if is_number(label) else (1, 0, label)
 
 
 TextClassification.zh = {
     TextClassification.summary: "给一段文本或一对文本标一个类别",
-    "F1": "F1",
-    "accuracy": "准确率",
+    **CLASSES_ZH,
+    TextClassification.constant: "总是预测最常见的标签",
+    "F1 is the mean of the F1 of '{first}' and '{second}' (macro F1): --positive names the label to score": (
+        "F1 是“{first}”和“{second}”两个标签 F1 的平均值（宏平均 F1）：用 --positive 指定要计算 F1 的标签"
+    ),
+    "--positive '{label}' is no label of the data: {suggestion}": "--positive “{label}”不是数据中的标签：{suggestion}",
     "labels: {labels}": "标签：{labels}",
     "a text to classify": "要分类的文本",
     "whose label is a list, an object or bytes dropped": "的标签是列表、对象或字节串，已丢弃",
@@ -208,4 +380,17 @@ TextClassification.zh = {
     ),
     " (and {count:,} more)": "（还有 {count:,} 个）",
     "Is it the right column?": "这一列是标签列吗？",
+    "{name}: labels that differ only in case or spaces are one label, '{label}': {written}": (
+        "{name}：只有大小写或空格不同的标签按同一个标签“{label}”处理：{written}"
+    ),
+    "{name}: the column '{column}' looks like numbers to predict ({different:,} different ones from "
+    "{low:g} to {high:g}), not like labels: train it with --task text-regression.": (
+        "{name}：“{column}”列看起来是要预测的数值（{different:,} 个不同的值，从 {low:g} 到 {high:g}），不是类别标签："
+        "请加上 --task text-regression 训练。"
+    ),
+    "{name} looks like several labels per text (line {line}: '{label}'; {combined:,} of {count:,} labels "
+    "combine {single:,} with '{separator}'): {instead}": (
+        "{name} 看起来每段文本有多个标签（第 {line} 行：“{label}”；{count:,} 个标签中有 {combined:,} 个"
+        "由 {single:,} 个标签用“{separator}”组合而成）：{instead}"
+    ),
 }

@@ -15,7 +15,8 @@ from tightfit.data.labels import Labels
 from tightfit.data.rows import Flaw, Flaws, Rows
 from tightfit.errors import DataError
 from tightfit.messages import Message, msg
-from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, Metric, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.quality import MISTAKES, Interval, Metric, Quality
 
 if TYPE_CHECKING:
     from transformers import EvalPrediction
@@ -26,6 +27,8 @@ _LABEL_COLUMNS = (
     "score", "similarity", "similarity_score", "label", "labels", "target", "rating", "stars", "value", "y",
     "分数", "得分", "评分", "相似度", "标签",
 )  # fmt: skip
+_SAME = 0.01  # of the range of the labels: predictions that differ by less are the same
+_ALMOST_1 = 1 - 1e-12
 _NOT_A_NUMBER = Flaw(msg("whose label is not a number dropped"), dropped=True)
 
 
@@ -52,7 +55,9 @@ class TextRegression(TextTask):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("pearson", msg("Pearson correlation")),
         Metric("spearman", msg("Spearman correlation")),
+        Metric("mse", msg("mean squared error"), greater_is_better=False),
     )
+    constant: ClassVar[Message] = msg("always the mean")
     example: ClassVar[Message] = msg("a text to score")
     batch_spec: ClassVar[BatchSpec] = text_batch("float32")
     script: ClassVar[Script | None] = Script(
@@ -60,7 +65,7 @@ class TextRegression(TextTask):
         head="AutoModelForSequenceClassification",
         collator="DataCollatorWithPadding",
         labels="",
-        label="float(row[LABEL])",
+        label='float(row["label"])',
         config='num_labels=1, problem_type="regression"',
         metrics="""\
 def compute_metrics(output):
@@ -68,6 +73,7 @@ def compute_metrics(output):
     return {
         "pearson": pearsonr(predicted, output.label_ids).statistic,
         "spearman": spearmanr(predicted, output.label_ids).statistic,
+        "mse": np.mean((predicted - output.label_ids) ** 2),
     }
 """,
     )
@@ -85,7 +91,7 @@ def compute_metrics(output):
             return 0.0, (_NOT_A_NUMBER,)
         return (number, ()) if math.isfinite(number) and not isinstance(value, bool) else (0.0, (_NOT_A_NUMBER,))
 
-    def find_labels(self, rows: Rows, *, will_be_split: bool) -> Labels:
+    def find_labels(self, rows: Rows, *, will_be_split: bool) -> tuple[Labels, tuple[Message, ...]]:
         """No classes; at least two different numbers."""
         numbers = set(rows.dataset["label"])
         if len(numbers) == 1:
@@ -97,7 +103,7 @@ def compute_metrics(output):
                     number=numbers.pop(),
                 )
             )
-        return Labels()
+        return Labels(), ()
 
     def describe(self, columns: Columns, labels: Labels) -> Message:
         text = super().describe(columns, labels)
@@ -110,22 +116,56 @@ def compute_metrics(output):
         return {"num_labels": 1, "problem_type": "regression"}
 
     def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
-        """Pearson correlation of predicted and true numbers, and of their ranks (Spearman)."""
-        predicted, truth = prediction.predictions.squeeze(axis=-1), prediction.label_ids
+        """Pearson correlation of predicted and true numbers, and of their ranks (Spearman); mean squared error."""
+        predicted, truth = _sides(prediction)
         return {
             "pearson": _correlation(predicted, truth),
             "spearman": _correlation(_ranks(predicted), _ranks(truth)),
+            "mse": float(((predicted - truth) ** 2).mean()),
         }
+
+    def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction:
+        """Those of a model that always says the mean, which has the smallest squared error."""
+        from transformers import EvalPrediction
+
+        return EvalPrediction(np.full_like(prediction.predictions, prediction.label_ids.mean()), prediction.label_ids)
+
+    def assess(self, prediction: EvalPrediction, inputs: ModelInputs) -> Quality:
+        predicted, truth = _sides(prediction)
+        same = np.ptp(predicted) <= _SAME * np.ptp(truth)
+        furthest = np.argsort(-np.abs(predicted - truth), kind="stable")[:MISTAKES].tolist()
+        wrong = [(row, float(truth[row]), round(float(predicted[row]), 4), None) for row in furthest]
+        return Quality(
+            rows=len(truth),
+            constant=f"{truth.mean():.4g}",
+            answer=f"{predicted.mean():.4g}" if same else None,
+            interval=_correlation_interval(_correlation(predicted, truth), len(truth)),
+            mistakes=self.mistakes(inputs, wrong),
+        )
 
     def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> list[NumberPrediction]:
         return [NumberPrediction(float(logits[0])) for logits in outputs]
 
 
+def _sides(prediction: EvalPrediction) -> tuple[Array, Array]:
+    """Predicted and true numbers."""
+    return prediction.predictions.squeeze(axis=-1).astype(np.float64), prediction.label_ids.astype(np.float64)
+
+
+def _correlation_interval(correlation: float, rows: int) -> Interval | None:
+    """Fisher's interval; None for too few rows."""
+    if rows < 4:
+        return None
+    centre, half = np.arctanh(np.clip(correlation, -_ALMOST_1, _ALMOST_1)), 1.959964 / np.sqrt(rows - 3)
+    return Interval(metric="pearson", low=float(np.tanh(centre - half)), high=float(np.tanh(centre + half)))
+
+
 def _correlation(first: Array, second: Array) -> float:
     """0 where it is not defined, because one side does not vary: such a model has learned nothing yet."""
+    if not np.ptp(first) or not np.ptp(second):
+        return 0.0
     first, second = (side.astype(np.float64) - side.mean(dtype=np.float64) for side in (first, second))
-    norm = float(np.sqrt((first**2).sum() * (second**2).sum()))
-    return float((first * second).sum() / norm) if norm > 0 else 0.0
+    return float((first * second).sum() / np.sqrt((first**2).sum() * (second**2).sum()))
 
 
 def _ranks(values: Array) -> Array:
@@ -141,6 +181,8 @@ TextRegression.zh = {
     TextRegression.example: "要打分的文本",
     "Pearson correlation": "皮尔逊相关系数",
     "Spearman correlation": "斯皮尔曼相关系数",
+    "mean squared error": "均方误差",
+    TextRegression.constant: "总是预测平均值",
     "predicts a number": "预测一个数值",
     "whose label is not a number dropped": "的标签不是数值，已丢弃",
     "{name}: all {rows:,} rows have the number {number:g}: there is nothing to learn from them.": (

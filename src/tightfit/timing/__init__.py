@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tightfit.device import Device
 from tightfit.timing import calibrate
-from tightfit.timing.step_time import Rates, StepTime, gpu_rates
+from tightfit.timing.predicted_step_time import Rates, StepTime, gpu_rates
 
 
 def step_time_on(device: Device) -> StepTime:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from tightfit.activity import MEASURING, activity
 from tightfit.files import atomic_write
 from tightfit.messages import Message, as_data, from_data, msg
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
 from tightfit.system import tuned_malloc
 from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, time_runs
 from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, best_of, fit_matmul, optimizers
-from tightfit.timing.step_time import Rates
+from tightfit.timing.predicted_step_time import Rates
 
 _HEAD = 64
 SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: rows, tokens, width
@@ -113,9 +114,10 @@ _measured_here = _Measured()
 
 
 def _measure(idle: bool, load: CpuShare) -> Rates:
-    rates = calibrate() if idle else None
-    if rates is None:
-        return replace(calibrate_on_one_core(), warning=_BUSY)
+    with activity(MEASURING):
+        rates = calibrate() if idle else None
+        if rates is None:
+            return replace(calibrate_on_one_core(), warning=_BUSY)
     if (share := load.others) > _MAX_SHARE:
         rates = replace(rates, warning=_contended(share))
     _save_cache(rates)

@@ -31,7 +31,7 @@ from tightfit.simulation.op_counts import (
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import parse_strategy
 from tightfit.timing.cpu_load import best_time, minus_overhead, one_core, time_runs
-from tightfit.timing.step_time import Curve, Rates
+from tightfit.timing.predicted_step_time import Curve, Rates
 
 _SECTION = 0
 

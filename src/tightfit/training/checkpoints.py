@@ -14,7 +14,7 @@ from tightfit.engine.step import restore
 from tightfit.errors import OutputError, SaveFailed, first_line, is_out_of_memory
 from tightfit.files import atomic_dir, atomic_remove, chunks_of
 from tightfit.messages import Message, msg
-from tightfit.runs.folder import MANIFEST, checkpoints_in, latest_checkpoint, step_of
+from tightfit.runs.folder import MANIFEST, checkpoints_in, latest_checkpoint, resume_command, step_of
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def _failed(target: Path, reason: Message) -> SaveFailed:
     return SaveFailed(
         msg(
             "'{target}' could not be written ({reason}), so the run stopped; {kept}. "
-            "Free some disk space and continue with train --resume.",
+            "Free some disk space and continue with: {command}",
             target=target,
+            command=resume_command(target.parent),
             reason=reason,
             kept=kept,
         )
@@ -139,6 +140,12 @@ def rotate_checkpoints(folder: Path, limit: int | None, best: Path | None) -> No
     for number, path in enumerate(spare):
         if number < too_many or step_of(path) == 0:
             atomic_remove(path)
+
+
+def keep_checkpoints(folder: Path, count: int) -> None:
+    """Of a finished run: remove all but the last ones."""
+    for path in sorted(checkpoints_in(folder), key=step_of, reverse=True)[count:]:
+        atomic_remove(path)
 
 
 def _checksum(content: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tightfit.errors import LossNotFinite
 from tightfit.messages import Message, msg
 from tightfit.runs.folder import latest_checkpoint
+from tightfit.units import format_steps
 
 if TYPE_CHECKING:
     from transformers import TrainerState, TrainingArguments
@@ -24,11 +25,11 @@ def check_finite(what: Message, value: float, args: TrainingArguments, state: Tr
         kept = msg("{checkpoint} holds the last good weights", checkpoint=saved)
     raise LossNotFinite(
         msg(
-            "The {what} became {value} after {steps} steps, so the run stopped; {kept}. "
+            "The {what} became {value} after {steps}, so the run stopped; {kept}. "
             "Try --learning-rate {rate:g}, or leave out mixed-precision if it is in use.",
             what=what,
             value=str(value),
-            steps=state.global_step,
+            steps=format_steps(state.global_step),
             kept=kept,
             rate=args.learning_rate / 4,
         )

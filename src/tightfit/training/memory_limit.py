@@ -17,11 +17,10 @@ from mmap import PAGESIZE
 from tightfit import system
 from tightfit.device import Device
 from tightfit.messages import Message, msg
-from tightfit.system import proc_status
+from tightfit.system import RESERVE, proc_status
 from tightfit.units import format_bytes
 
 _POLL_SECONDS = 0.1
-_RESERVE = 256 << 20  # for memory that is not this process's data
 _SWAP_WARNING = 256 << 20
 
 
@@ -92,10 +91,9 @@ class _RlimitGuard:
         self._before = resource.getrlimit(self._kind)
 
     def update(self) -> None:
-        _, hard = self._before
+        limits = [limit for limit in self._before if limit != self._resource.RLIM_INFINITY]
         wanted = max(0, proc_status("VmData", 0) + headroom(self._budget))
-        soft = wanted if hard == self._resource.RLIM_INFINITY else min(wanted, hard)
-        self._resource.setrlimit(self._kind, (soft, hard))
+        self._resource.setrlimit(self._kind, (min([wanted, *limits]), self._before[1]))
 
     def release(self) -> None:
         self._resource.setrlimit(self._kind, self._before)
@@ -147,8 +145,8 @@ def headroom(budget: int | None = None) -> int:
     A budget covers the resident memory of the whole process, libraries included, as meter and planner count it.
     """
     limits = [
-        system.available_memory() - _RESERVE,
-        *(free - _reserve(size, budget) for size, free in system.cgroup_headroom()),
+        system.available_memory() - RESERVE,
+        *(group.headroom - _reserve(group.limit, budget) for group in system.cgroups()),
     ]
     if budget is not None:
         limits.append(budget - proc_status("VmRSS", 0))
@@ -161,5 +159,5 @@ def _reserve(container: int, budget: int | None) -> int:
     The kernel rounds a limit down to whole pages, so a container of 1.2 GB is slightly smaller than a budget of 1.2 GB.
     """
     if budget is None or budget // PAGESIZE > container // PAGESIZE:
-        return _RESERVE
-    return min(_RESERVE, max(0, container - budget))
+        return RESERVE
+    return min(RESERVE, max(0, container - budget))

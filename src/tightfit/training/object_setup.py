@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tightfit.data.batch_spec import BatchSpec
 from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
+from tightfit.engine.loss import model_loss
 from tightfit.engine.meter import Meter
 from tightfit.engine.model_source import GivenModel
-from tightfit.engine.step import model_loss
 from tightfit.errors import BadInput
 from tightfit.messages import msg
 from tightfit.processes import run_in_fork

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tightfit.activity import PREFLIGHT, activity
 from tightfit.data.batches import LengthBuckets, Schedule, sample_batches
 from tightfit.engine.step import optimizer_step
 from tightfit.errors import OutOfMemory, PreflightFailed
@@ -53,9 +54,10 @@ def find_worst_batch(
 def run_preflight(trainer: Trainer, worst: WorstBatch) -> float:
     """Run it and return the seconds it took; PreflightFailed if the run would run out of memory."""
     start, rng = time.perf_counter(), RngState()
-    while not _attempt(trainer, worst):
+    with activity(PREFLIGHT):
+        while not _attempt(trainer, worst):
+            rng.restore()
         rng.restore()
-    rng.restore()
     return time.perf_counter() - start
 
 

@@ -15,8 +15,8 @@ import torch
 
 from tightfit.compat import version_of
 from tightfit.data.batches import RowLimits
-from tightfit.engine.oom import drop_frames, free_memory
-from tightfit.errors import OutOfMemory, first_line, is_out_of_memory
+from tightfit.engine.oom import drop_frames, free_memory, not_enough_memory
+from tightfit.errors import first_line, is_out_of_memory
 from tightfit.messages import Message, msg, verbatim
 from tightfit.strategies.parts import Parts
 from tightfit.training.rng_state import RngState
@@ -101,7 +101,7 @@ class Recovery:
                 return take()
             free_memory()
             if self._failed_step == step:
-                raise OutOfMemory(_step_too_large(step, outcome.reason))
+                raise not_enough_memory(_step_too_large(step, outcome.reason), outcome.reason)
             self._failed_step = step
             message = msg(
                 "out of memory in optimizer step {step}: trying again after freeing all cached memory", step=step + 1
@@ -117,7 +117,7 @@ class Recovery:
         reason = first_line(error)
         drop_frames(error)
         if self._failed_step == step:
-            raise OutOfMemory(_step_too_large(step, reason)) from None
+            raise not_enough_memory(_step_too_large(step, reason), reason) from None
         self._failed_step = step
         return msg("out of memory around step {step} ({reason})", step=step + 1, reason=reason)
 
@@ -153,8 +153,8 @@ class Recovery:
             if limits.halve(now, length):
                 return self._continuing(step, now, length, limits)
         if rows > 1 and not self._shrinkable():
-            raise OutOfMemory(_batch_too_large(rows, length, reason))
-        raise OutOfMemory(_not_trainable(length, reason))
+            raise not_enough_memory(_batch_too_large(rows, length, reason), reason)
+        raise not_enough_memory(_not_trainable(length, reason), reason)
 
     def _continuing(self, step: int, rows: int, length: int, limits: RowLimits) -> Message:
         return msg(
@@ -182,7 +182,7 @@ def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, lo
             return [run(chunk) for chunk in _chunks(batch, chunk_rows)]
         free_memory()
         if not limits.halve(chunk_rows, width):
-            raise OutOfMemory(_not_evaluable(width, outcome.reason))
+            raise not_enough_memory(_not_evaluable(width, outcome.reason), outcome.reason)
         log(_evaluating(chunk_rows, width))
 
 

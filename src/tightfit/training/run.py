@@ -6,25 +6,35 @@ The order is: checks, setup, run header, pre-flight, cached features if the enco
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from tightfit.data.batches import RowLimits, rows_seen
-from tightfit.data.row_file import FeatureFile, identity_collate
+from tightfit.activity import ENCODING, SAVING, TRAINING, Activities, Screen, activity
 from tightfit.data.split import save_split
-from tightfit.data.tokens import Tokens
 from tightfit.device import Budget, Device, find_device
 from tightfit.engine.meter import Meter, meter_for
 from tightfit.engine.oom import drop_frames, free_memory, release_memory_on_error
-from tightfit.engine.step import encode_batch, finish_model
-from tightfit.errors import BadInput, DoesNotFit, OutOfMemory, PreflightFailed, RecipeError, TightfitError, suggest
+from tightfit.engine.step import finish_model
+from tightfit.errors import (
+    STOPPED,
+    BadInput,
+    DoesNotFit,
+    Interrupted,
+    ModelError,
+    PreflightFailed,
+    RecipeError,
+    TightfitError,
+    first_line,
+    is_out_of_memory,
+    suggest,
+)
 from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
 from tightfit.messages import Message, msg
@@ -32,23 +42,34 @@ from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.select import Selector
+from tightfit.planning.selection import Selection, is_chosen
 from tightfit.processes import process_lock
-from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, step_of
+from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, resume_command, step_of
 from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
-from tightfit.runs.resume import check_same_rows, check_steps_left, finished_run, recipe_for_resume
+from tightfit.runs.resume import (
+    check_not_finished,
+    check_same_rows,
+    check_steps_left,
+    finished_run,
+    recipe_for_resume,
+    resume_notes,
+)
 from tightfit.strategies.recipe import Recipe
 from tightfit.system import trim_malloc, tuned_malloc
-from tightfit.tasks import find_task
-from tightfit.tasks.base import Task
+from tightfit.tasks import check_task, find_task
+from tightfit.tasks.quality import Scoring
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
+from tightfit.training.checkpoints import keep_checkpoints as remove_others
+from tightfit.training.features import ProgressFn, cache_features
 from tightfit.training.memory_limit import limit_memory
+from tightfit.training.prediction_check import PredictionCheck
 from tightfit.training.preflight import find_worst_batch
-from tightfit.training.recovery import run_in_chunks
+from tightfit.training.quality_recorder import QualityRecorder
 from tightfit.training.rng_state import preserved_rng
 from tightfit.training.run_record import make_run, measured_values, write_header
 from tightfit.training.setup import (
-    SAVE_TOTAL_LIMIT,
+    KEEP_CHECKPOINTS,
     TrainingSetup,
     buckets_of,
     check_disk_space,
@@ -59,34 +80,30 @@ from tightfit.training.signals import SaveAndStop, SaveInterval
 from tightfit.training.step_timer import StepTimer
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
-
-    from tightfit.data.batches import Batch
     from tightfit.training.trainer import Trainer
 
-ProgressFn = Callable[[int, int], None]
-"""Called with the rows done and the rows in total."""
 
-
-class Listener(Protocol):
+class Listener(Screen, Protocol):
     """Where a run reports its progress, usually the console."""
 
     def log(self, line: Message) -> None: ...
 
-    def status(self, what: Message) -> AbstractContextManager[None]: ...
-
-    def progress(self, meter: Meter, task: Task) -> AbstractContextManager[Any]: ...
+    def progress(self, meter: Meter, scoring: Scoring) -> AbstractContextManager[Any]: ...
 
 
 @contextlib.contextmanager
-def _alone_in_this_process() -> Iterator[None]:
+def _alone_in_this_process(folder: Path) -> Iterator[None]:
     """One training at a time. What it changes for the whole process is undone afterwards."""
-    with process_lock.held(), quiet_transformers(), tuned_malloc(), preserved_rng():
-        yield
+    try:
+        with process_lock.held(), quiet_transformers(), tuned_malloc(), preserved_rng():
+            yield
+    except KeyboardInterrupt:  # before the first step, or the second Ctrl-C
+        started = (folder / JOB_FILE).is_file()
+        stopped = msg("stopped. Continue with: {command}", command=resume_command(folder)) if started else STOPPED
+        raise Interrupted(stopped, signal.SIGINT) from None
 
 
 @release_memory_on_error
-@_alone_in_this_process()
 def run_job(
     job: Job,
     specs: list[str],
@@ -99,44 +116,57 @@ def run_job(
     avoid: Sequence[str],
     allow: str,
     planned: Sequence[str] | None,
+    selected: Selection | None,
     resume: bool,
     report_to: Sequence[str],
     save_every: str,
+    keep_checkpoints: int,
     preflight: bool,
     measure_only: bool,
+    activities: Activities,
 ) -> Run:
     """Train a job; `tightfit.train` describes the arguments."""
-    folder = out
-    job, recipe = job.resolve_paths(), Recipe.parse(specs if planned is None else planned)
-    interval = SaveInterval.parse(save_every)
-    check_run_folder(folder, resume)
-    check_trackers(report_to)
-    if resume and budget is not None:
-        recipe = _recipe_for_resume(folder, recipe, terminal, planned=planned is not None)
-    if resume and (run := finished_run(folder, job, recipe)):
-        terminal.log(msg("{folder} is finished; give more --epochs to continue it", folder=folder))
-        return run
-    checkpoint, skipped = latest_valid_checkpoint(folder) if resume else (None, [])
-    found_device = find_device(device)
-    limit = Budget.of(budget, found_device) if budget is not None else None
-    selector = _selector(limit, (specs, avoid, allow), planned) if limit and not resume else None
-    options = RunOptions(
-        folder=folder,
-        terminal=terminal,
-        write_card=write_card,
-        device=found_device,
-        budget=limit.size if limit else None,
-        save_every=interval,
-        report_to=report_to,
-        preflight=preflight,
-        measure_only=measure_only,
-        resume=resume,
-        checkpoint=checkpoint,
-        events=skipped,
-    )
-    for note in skipped:
-        terminal.log(note)
-    return _run_with_replanning(options, job, recipe, selector)
+    with _alone_in_this_process(out):
+        folder = out
+        job, recipe = job.resolve_paths(), Recipe.parse(specs if planned is None else planned)
+        check_task(job)
+        constraints, chosen = Constraints.of(specs, avoid, allow), is_chosen(budget, recipe)
+        interval = SaveInterval.parse(save_every)
+        check_run_folder(folder, resume)
+        check_trackers(report_to)
+        if keep_checkpoints < 0:
+            raise BadInput(msg("--keep-checkpoints is {number}: give 0 or more.", number=keep_checkpoints))
+        if resume and chosen:
+            recipe = _recipe_for_resume(folder, recipe, terminal, planned=planned is not None)
+        if resume and (run := finished_run(folder, job, recipe)):
+            terminal.log(msg("{folder} is finished; give more --epochs to continue it", folder=folder))
+            return run
+        checkpoint, skipped = latest_valid_checkpoint(folder) if resume else (None, [])
+        if resume and checkpoint is None:
+            check_not_finished(folder)
+        found_device = find_device(device)
+        limit = Budget.of(budget, found_device) if chosen else None
+        earlier = recipe if planned is not None else None
+        selector = Selector(limit, constraints, earlier) if limit and not resume else None
+        options = RunOptions(
+            folder=folder,
+            terminal=terminal,
+            write_card=write_card,
+            device=found_device,
+            budget=limit.size if limit and not limit.is_auto else None,
+            save_every=interval,
+            keep_checkpoints=keep_checkpoints,
+            report_to=report_to,
+            preflight=preflight,
+            measure_only=measure_only,
+            resume=resume,
+            checkpoint=checkpoint,
+            events=skipped,
+            activities=activities,
+        )
+        for note in skipped:
+            terminal.log(note)
+        return _run_with_replanning(options, job, recipe, selector, selected)
 
 
 def _recipe_for_resume(folder: Path, given: Recipe, terminal: Listener, *, planned: bool) -> Recipe:
@@ -144,12 +174,6 @@ def _recipe_for_resume(folder: Path, given: Recipe, terminal: Listener, *, plann
     if given.strategies and given != own:
         terminal.log(msg("continuing with the run's own recipe: {recipe}", recipe=own.title))
     return own
-
-
-def _selector(
-    limit: Budget, constraints: tuple[Sequence[str], Sequence[str], str], planned: Sequence[str] | None
-) -> Selector:
-    return Selector(limit, Constraints.of(*constraints), None if planned is None else Recipe.parse(planned))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +185,10 @@ class RunOptions:
     write_card: Callable[[Run], None]
     device: Device
     budget: int | None
-    """Bytes that the run is limited to."""
+    """Bytes that the run is limited to; None for what the machine has at any time."""
     save_every: SaveInterval
+    keep_checkpoints: int
+    """How many stay beside the model."""
     report_to: Sequence[str]
     preflight: bool
     measure_only: bool
@@ -171,6 +197,7 @@ class RunOptions:
     """The checkpoint to resume from."""
     events: list[Message]
     """What happened during the run, for the record."""
+    activities: Activities
 
     def log(self, line: Message) -> None:
         """Log a line and keep it for the record."""
@@ -178,13 +205,15 @@ class RunOptions:
         self.events.append(line)
 
 
-def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None) -> Run:
+def _run_with_replanning(
+    options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None, selected: Selection | None
+) -> Run:
     """Under a budget a recipe that fails its pre-flight is replaced by the next smaller one."""
     failure: Message | None = None
     while True:
         meter = _start_meter(options.device)
         try:
-            setup = _prepare(options, job, recipe, selector, meter)
+            setup = _prepare(options, job, recipe, selector, meter, selected)
         except DoesNotFit:
             if failure is None:
                 raise
@@ -196,7 +225,7 @@ def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector
                 discard_start(options.folder)
             if isinstance(error, RecipeError) or selector is None or setup.selection is None:
                 raise
-            failure, selector = error.message, selector.excluding(setup.selection)
+            failure, selector, selected = error.message, selector.excluding(setup.selection), None
             drop_frames(error)
         recipe_title = setup.recipe.title
         options.log(
@@ -206,12 +235,21 @@ def _run_with_replanning(options: RunOptions, job: Job, recipe: Recipe, selector
         free_memory()
 
 
-def _prepare(options: RunOptions, job: Job, recipe: Recipe, selector: Selector | None, meter: Meter) -> TrainingSetup:
+def _prepare(
+    options: RunOptions,
+    job: Job,
+    recipe: Recipe,
+    selector: Selector | None,
+    meter: Meter,
+    selected: Selection | None,
+) -> TrainingSetup:
     import tightfit.training.trainer  # noqa: F401, now: the code is part of the process size that is predicted
 
-    with options.terminal.status(msg("Reading the data and the model")):
-        setup = prepare(job, recipe, options.device, selector, meter)
-        _final_checks(options, setup)
+    setup = prepare(job, recipe, options.device, selector, meter, selected)
+    _final_checks(options, setup)
+    if options.resume:
+        resumed = resume_notes(options.checkpoint, setup.steps, setup.parts.learning_rate)
+        setup = replace(setup, notes=(*setup.notes, *resumed))
     for note in setup.notes:
         options.terminal.log(note)
     return setup
@@ -245,8 +283,10 @@ def _final_checks(options: RunOptions, setup: TrainingSetup) -> None:
     if options.checkpoint is not None:
         check_steps_left(options.checkpoint, setup.steps)
     rows = len(setup.train) + len(setup.validation)
-    new_checkpoints = max(1, SAVE_TOTAL_LIMIT + 1 - len(list(folder.glob("checkpoint-*"))))
-    check_disk_space(folder, setup.parts, new_checkpoints, setup.parts.source.row_bytes * rows)
+    at_a_time = 1 + max(KEEP_CHECKPOINTS, options.keep_checkpoints)  # while one more is written
+    new_checkpoints = max(1, at_a_time - len(list(folder.glob("checkpoint-*"))))
+    space = check_disk_space(folder, setup.parts, new_checkpoints, setup.parts.source.row_bytes * rows)
+    options.terminal.log(space)
 
 
 def _start_meter(device: Device) -> Meter:
@@ -255,24 +295,33 @@ def _start_meter(device: Device) -> Meter:
 
 
 def _run(options: RunOptions, setup: TrainingSetup, meter: Meter) -> Run:
-    save_and_stop = SaveAndStop(options.save_every, options.terminal.log)
+    save_and_stop = SaveAndStop(options.folder, options.save_every, options.terminal.log)
     with (
-        options.terminal.progress(meter, find_task(setup.job.task)) as progress,
+        options.terminal.progress(meter, setup.scoring) as progress,
         save_and_stop.handle_signals(),
         limit_memory(options.device, options.terminal.log, options.budget),
     ):
-        trainer = _trainer(options, setup, meter, [progress, save_and_stop])
+        recorder = QualityRecorder(find_task(setup.job.task), setup.model_inputs, options.folder)
+        trainer = _trainer(options, setup, meter, progress, save_and_stop, recorder)
         _write_start(options, setup)
         timer = StepTimer()
         trainer.add_callback(timer)
+        if setup.estimate is not None:
+            tried = partial(_largest_batch_tried, options)
+            trainer.add_callback(PredictionCheck(setup.estimate, meter, options.log, tried))
 
         def on_features(done: int, total: int) -> None:
-            progress.on_features(done, total)
+            progress.features(done, total)
             save_and_stop.raise_if_stopped()
 
-        with _recording_failure(options.folder):
+        with _recording_failure(options.folder), _model_errors(setup.job.model):
             seconds = _train(options, setup, trainer, timer, on_features)
-            return _finish(options, setup, trainer, timer, seconds)
+            return _finish(options, setup, trainer, timer, recorder, seconds)
+
+
+def _largest_batch_tried(options: RunOptions) -> bool:
+    """Whether the largest batch has run, and without an event such as a recovery: then no later peak is higher."""
+    return options.preflight and not options.events
 
 
 @contextlib.contextmanager
@@ -287,6 +336,25 @@ def _recording_failure(folder: Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def _model_errors(name: str) -> Iterator[None]:
+    """An error in the model's own code becomes one sentence."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.walk_tb(error.__traceback__)
+        in_model = any(frame.f_globals.get("__name__", "").startswith("transformers.models.") for frame, _ in frames)
+        if isinstance(error, TightfitError) or is_out_of_memory(error) or not in_model:
+            raise
+        raise ModelError(
+            msg(
+                "The code of '{name}' fails on a batch of texts: {reason}. Use another model.",
+                name=name,
+                reason=first_line(error).rstrip("."),
+            )
+        ) from error
+
+
 def _train(
     options: RunOptions, setup: TrainingSetup, trainer: Trainer, timer: StepTimer, on_features: ProgressFn
 ) -> float:
@@ -294,25 +362,36 @@ def _train(
     start = time.perf_counter()
     timer.start()
     if not setup.parts.source.runs_encoder:
-        cache_features(trainer, setup, on_features)
-    trainer.train(resume_from_checkpoint=str(options.checkpoint) if options.checkpoint else None)
+        with options.activities.timed(ENCODING):
+            cache_features(trainer, setup, on_features)
+    with options.activities.timed(TRAINING):
+        trainer.train(resume_from_checkpoint=str(options.checkpoint) if options.checkpoint else None)
     timer.exclude(trainer.preflight_seconds)
     return time.perf_counter() - start - trainer.preflight_seconds
 
 
-def _finish(options: RunOptions, setup: TrainingSetup, trainer: Trainer, timer: StepTimer, seconds: float) -> Run:
+def _finish(
+    options: RunOptions,
+    setup: TrainingSetup,
+    trainer: Trainer,
+    timer: StepTimer,
+    recorder: QualityRecorder,
+    seconds: float,
+) -> Run:
     """Write the model and the record."""
     folder, parts = options.folder, setup.parts
     sizes = {"parameters": parts.parameters, "trainable": parts.trainable_parameters}  # before a LoRA adapter is merged
-    with trainer.meter.phase("save"), as_save_failed(folder / "model.safetensors"):
+    with activity(SAVING), trainer.meter.phase("save"), as_save_failed(folder / "model.safetensors"):
         save_model(trainer, folder)
-    measured = measured_values(trainer.meter, seconds, timer)
+    measured = measured_values(trainer.meter, seconds, timer, options.activities)
     header = load_header(folder)
     attempts = max(1, len(header.attempts)) if header else 1
-    run = make_run(folder, setup, trainer.state, measured, events=options.events, attempts=attempts, **sizes)
+    quality = recorder.take(trainer.state.best_global_step)
+    run = make_run(folder, setup, trainer.state, measured, quality, events=options.events, attempts=attempts, **sizes)
     with as_save_failed(folder / FILE):
         options.write_card(run)
         run.save()
+    remove_others(folder, options.keep_checkpoints)  # only now: a run that is killed needs them
     return run
 
 
@@ -340,7 +419,14 @@ def save_model(trainer: Trainer, folder: Path) -> None:
     (folder / "model").rmdir()
 
 
-def _trainer(options: RunOptions, setup: TrainingSetup, meter: Meter, callbacks: list[TrainerCallback]) -> Trainer:
+def _trainer(
+    options: RunOptions,
+    setup: TrainingSetup,
+    meter: Meter,
+    progress: Any,
+    stop: SaveAndStop,
+    recorder: QualityRecorder,
+) -> Trainer:
     from tightfit.training.trainer import Trainer
 
     task, job, parts = find_task(setup.job.task), setup.job, setup.parts
@@ -354,50 +440,14 @@ def _trainer(options: RunOptions, setup: TrainingSetup, meter: Meter, callbacks:
         meter=meter,
         buckets=buckets,
         report=options.log,
+        on_loss=progress.on_loss,
         worst=worst,
-        args=training_arguments(job, parts, options.folder, list(options.report_to)),
+        args=training_arguments(job, parts, options.folder, list(options.report_to), options.keep_checkpoints),
         train_dataset=setup.train.dataset,
         eval_dataset=validation,
         processing_class=setup.tokenizer,
         data_collator=task.collator(setup.tokenizer),
-        compute_metrics=partial(task.compute_metrics, labels=setup.labels) if task.metrics else None,
+        compute_metrics=recorder if task.metrics else None,
         preprocess_logits_for_metrics=task.keep_logits,
-        callbacks=callbacks,
+        callbacks=[progress, stop, recorder],
     )
-
-
-def cache_features(trainer: Trainer, setup: TrainingSetup, on_progress: ProgressFn) -> None:
-    """Run the frozen encoder once over every row that the run uses, and train on the cached features."""
-    train, validation = setup.train, setup.validation
-    used = rows_seen(setup.job, len(train), buckets_of(setup.parts, train)).tolist()
-    total = len(used) + len(validation)
-    try:
-        with trainer.meter.phase("features"):
-            train_features = _cached(trainer, train, used, lambda done: on_progress(done, total))
-            validation_features = _cached(
-                trainer, validation, range(len(validation)), lambda done: on_progress(len(used) + done, total)
-            )
-    except OutOfMemory as error:
-        raise PreflightFailed(error.message) from None
-    trainer.train_dataset, trainer.eval_dataset = train_features, validation_features
-    trainer.data_collator, trainer.args.remove_unused_columns = identity_collate, False
-
-
-def _cached(trainer: Trainer, tokens: Tokens, rows: Sequence[int], on_progress: Callable[[int], None]) -> FeatureFile:
-    """The features of these rows, longest first: little padding, and out of memory shows in the first batch."""
-    batch_rows, folder = trainer.parts.batching.no_grad_rows, Path(trainer.args.output_dir)
-    file, limits = FeatureFile(len(tokens), folder), RowLimits(batch_rows)
-    order = sorted(rows, key=lambda row: -tokens.lengths[row])
-    for start in range(0, len(order), batch_rows):
-        batch = order[start : start + batch_rows]
-        inputs = trainer.prepare_rows(tokens.dataset, batch)
-        chunks = run_in_chunks(lambda chunk: _features(trainer, chunk), inputs, limits, trainer.report)
-        with as_save_failed(folder / "features"):
-            file.write(batch, {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]})
-        on_progress(start + len(batch))
-    return file
-
-
-def _features(trainer: Trainer, batch: Batch) -> Batch:
-    with trainer.accelerator.autocast():
-        return encode_batch(trainer.parts, batch, trainer.meter.phase, check=True)

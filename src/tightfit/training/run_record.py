@@ -6,12 +6,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightfit.activity import Activities
 from tightfit.engine.meter import Meter
 from tightfit.messages import Message
 from tightfit.runs.header import Attempt, RunHeader, Segment, StepTimeline, TensorGroup, load_header
+from tightfit.runs.quality_notes import with_notes
 from tightfit.runs.record import Measured, Predicted, Run, versions
-from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.profile import StepProfile
+from tightfit.tasks.quality import Quality
 from tightfit.training.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
     from tightfit.training.step_timer import StepTimer
 
 
+_PREDICTED = ("estimate", "step", "largest_tensors", "smaller_recipes")
+
+
 def write_header(folder: Path, setup: TrainingSetup, from_step: int, budget: int | None) -> None:
-    """Write the header at the start of an attempt; a resumed run keeps the plan of its first attempt."""
+    """Write the header at the start of an attempt; a resumed run keeps the plan and the prediction of its first."""
     before = load_header(folder)
     now = make_header(setup, budget)
     attempt = Attempt(started_at=_now(), from_step=from_step, recipe=setup.recipe.specs)
@@ -29,6 +34,7 @@ def write_header(folder: Path, setup: TrainingSetup, from_step: int, budget: int
     kept: dict[str, Any] = {"attempts": attempts}
     if before and before.recipe == now.recipe and now.plan is None:
         kept |= {name: getattr(before, name) for name in ("plan", "seconds_per_step", "budget_bytes")}
+        kept |= {name: getattr(before, name) for name in _PREDICTED} if before.estimate else {}
     now.model_copy(update=kept).save(folder)
 
 
@@ -81,7 +87,7 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def measured_values(meter: Meter, seconds: float, timer: StepTimer) -> Measured:
+def measured_values(meter: Meter, seconds: float, timer: StepTimer, activities: Activities) -> Measured:
     """Measured memory and time."""
     return Measured(
         peak_bytes=meter.peak,
@@ -90,6 +96,8 @@ def measured_values(meter: Meter, seconds: float, timer: StepTimer) -> Measured:
         seconds_per_step=timer.median,
         epochs=[round(seconds, 3) for seconds in timer.epochs],
         allocated_phases=dict(meter.allocated) or None,
+        total_seconds=round(activities.total(), 3),
+        activities={str(what): round(seconds, 3) for what, seconds in activities.seconds.items()},
     )
 
 
@@ -98,6 +106,7 @@ def make_run(
     setup: TrainingSetup,
     state: TrainerState,
     measured: Measured,
+    quality: Quality | None,
     *,
     parameters: int,
     trainable: int,
@@ -105,7 +114,8 @@ def make_run(
     attempts: int,
 ) -> Run:
     """The record of a finished run."""
-    parts = setup.parts
+    parts, metrics, header = setup.parts, _best_metrics(state.log_history, state.best_global_step), load_header(folder)
+    noted = with_notes(quality, metrics, setup.scoring, setup.job, all_trained=trainable == parameters)
     return Run(
         folder=str(folder),
         job=setup.job,
@@ -118,8 +128,9 @@ def make_run(
         trainable_parameters=trainable,
         steps=state.global_step,
         measured=measured,
-        predicted=_predicted(setup.estimate, setup.selection.seconds_per_step if setup.selection else None),
-        metrics=_best_metrics(state.log_history, state.best_global_step),
+        predicted=_predicted(header) if header else Predicted(),
+        metrics=metrics,
+        quality=noted,
         history=state.log_history,
         notes=[*setup.notes, *events],
         versions=versions(),
@@ -127,11 +138,13 @@ def make_run(
     )
 
 
-def _predicted(estimate: Estimate | None, seconds_per_step: float | None) -> Predicted:
+def _predicted(header: RunHeader) -> Predicted:
+    """What the header predicts: a run that was resumed has one prediction, that of its first attempt."""
+    estimate, seconds = header.estimate, header.seconds_per_step
     if estimate is None:
-        return Predicted(seconds_per_step=seconds_per_step)
-    totals = {name: estimate.overhead + sum(kinds.values()) for name, kinds in estimate.phases.items()}
-    return Predicted(peak_bytes=estimate.peak, phases=totals, seconds_per_step=seconds_per_step)
+        return Predicted(seconds_per_step=seconds)
+    totals = {name: estimate["overhead_bytes"] + sum(kinds.values()) for name, kinds in estimate["phases"].items()}
+    return Predicted(peak_bytes=estimate["peak_bytes"], phases=totals, seconds_per_step=seconds)
 
 
 def _best_metrics(history: list[dict[str, float]], best_step: int | None) -> dict[str, float]:

@@ -13,11 +13,13 @@ import torch
 from torch import nn
 from transformers import TrainingArguments, set_seed
 
+from tightfit.activity import LOADING, READING, SIMULATING, activity
 from tightfit.compat import FakeTensorMode, use_one_gpu
 from tightfit.data.batches import LengthBuckets, num_steps
 from tightfit.data.batching import Batching
 from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels
+from tightfit.data.language import detect_language
 from tightfit.data.split import Split
 from tightfit.data.tokens import Tokens
 from tightfit.device import Device
@@ -36,6 +38,8 @@ from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
 from tightfit.tasks import find_task
+from tightfit.tasks.base import ModelInputs
+from tightfit.tasks.quality import Scoring
 from tightfit.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -45,13 +49,15 @@ if TYPE_CHECKING:
 
     from tightfit.data.batching import BatchShape
     from tightfit.engine.meter import Meter
-    from tightfit.planning.select import Selection, Selector
+    from tightfit.planning.select import Selector
+    from tightfit.planning.selection import Selection
     from tightfit.simulation.profile import StepProfile
 
 
 LOGGING_STEPS = 10
-SAVE_TOTAL_LIMIT = 2  # the best checkpoint and the last
+KEEP_CHECKPOINTS = 2  # the best and the last
 _HISTOGRAM_BINS = 32
+_TEXTS_READ = 200  # to tell the language
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,38 +91,62 @@ class TrainingSetup:
         return num_steps(self.job, len(self.train))
 
     @property
+    def scoring(self) -> Scoring:
+        """How the run is scored."""
+        return find_task(self.job.task).scoring(self.labels, self.job.metric)
+
+    @property
+    def model_inputs(self) -> ModelInputs:
+        """What evaluations give the model."""
+        return ModelInputs(self.split.validation, self.validation.dataset, self.tokenizer, self.labels)
+
+    @property
     def data(self) -> DataSummary:
         """The training data in numbers, for the record."""
         return DataSummary(
             train_rows=len(self.train),
             validation_rows=len(self.validation),
             labels=self.labels.names,
+            positive_label=self.labels.positive,
             text_columns=self.columns.text,
             label_columns=self.columns.label,
             truncated_rows=self.train.truncated,
+            language=detect_language(_some_texts(self.split)),
         )
 
 
+def _some_texts(split: Split) -> list[str]:
+    rows = split.train.__getitems__(range(min(len(split.train), _TEXTS_READ)))
+    return [row["text"] for row in rows if isinstance(row.get("text"), str)]
+
+
 def prepare(
-    job: Job, recipe: Recipe, device: Device, selector: Selector | None = None, meter: Meter | None = None
+    job: Job,
+    recipe: Recipe,
+    device: Device,
+    selector: Selector | None = None,
+    meter: Meter | None = None,
+    selected: Selection | None = None,
 ) -> TrainingSetup:
-    """Read the data, build the model and apply the recipe, or one that the selector finds for its budget.
+    """Read the data, build the model and apply the recipe, or the selected one, or what the selector finds.
 
     The meter excludes the memory that the estimate needs for a short time: small training steps that load library
     code, and the micro-benchmarks of this machine.
     """
-    task, data, tokenizer = find_task(job.task), read_data(job), load_tokenizer(job.model)
-    train = task.tokenize(data.split.train, tokenizer, job.max_length, data.labels)
-    validation = task.tokenize(data.split.validation, tokenizer, job.max_length, data.labels)
+    task = find_task(job.task)
+    with activity(READING):
+        data, tokenizer = read_data(job), load_tokenizer(job.model)
+        train = task.tokenize(data.split.train, tokenizer, job.max_length, data.labels)
+        validation = task.tokenize(data.split.validation, tokenizer, job.max_length, data.labels)
     clipped = job.clip_batch_size(len(train))
-    simulation_setup = SimulationSetup.of(clipped, device, data.labels, tokenizer)
     lengths = Lengths.of(clipped, train.lengths, validation.lengths)
+    simulation = Simulation(SimulationSetup.of(clipped, device, data.labels, tokenizer), lengths)
     with meter.excluded() if meter is not None else contextlib.nullcontext():
-        selection = selector.select(simulation_setup, lengths) if selector is not None else None
+        selection, prediction, prediction_notes = _select(recipe, selector, selected, simulation)
         recipe = selection.recipe if selection is not None else recipe
-        prediction, prediction_notes = _predict_memory(recipe, simulation_setup, lengths)
     set_seed(job.seed)  # the new head gets the same weights with every recipe
-    parts = assemble(simulation_setup.model, simulation_setup.settings, recipe, device)
+    with activity(LOADING):
+        parts = assemble(simulation.setup.model, simulation.setup.settings, recipe, device)
     if parts.batching.max_length < job.max_length:
         train = task.tokenize(data.split.train, tokenizer, parts.batching.max_length, data.labels)
         validation = task.tokenize(data.split.validation, tokenizer, parts.batching.max_length, data.labels)
@@ -135,7 +165,7 @@ def prepare(
         smaller_recipes=prediction.smaller_recipes,
         lengths=length_stats(train, lengths, parts),
         selection=selection,
-        notes=(
+        notes=_each_once(
             *(selection.notes if selection else ()),
             *data.notes,
             *_batch_note(job, len(train)),
@@ -147,6 +177,36 @@ def prepare(
     )
 
 
+def _select(
+    recipe: Recipe,
+    selector: Selector | None,
+    selected: Selection | None,
+    simulation: Simulation,
+) -> tuple[Selection | None, _Prediction, tuple[Message, ...]]:
+    """The given recipe, the selected one or the selector's, with its prediction.
+
+    Plan and prediction name the same peak: the size of the process is measured once for both.
+    """
+    simulation.overhead = selected.process_bytes if selected is not None else simulation.process_bytes()
+    if selected is not None:
+        return selected, *_predict_memory(selected.recipe, simulation)
+    if selector is None:
+        return None, *_predict_memory(recipe, simulation)
+    if selector.tries_baseline:
+        prediction, notes = _predict_memory(Recipe(), simulation)
+        if prediction.estimate is None:  # a model that cannot be simulated
+            return None, prediction, notes
+        if (selection := selector.baseline(prediction.estimate)) is not None:
+            return selection, prediction, notes
+    selection = selector.select(simulation)
+    return selection, *_predict_memory(selection.recipe, simulation)
+
+
+def _each_once(*notes: Message) -> tuple[Message, ...]:
+    """A plan and its prediction both say how large the process is."""
+    return tuple(dict.fromkeys(notes))
+
+
 @dataclass(frozen=True)
 class _Prediction:
     """The results of a simulation."""
@@ -156,16 +216,16 @@ class _Prediction:
     smaller_recipes: list[SmallerRecipe] = field(default_factory=list)
 
 
-def _predict_memory(
-    recipe: Recipe, simulation_setup: SimulationSetup, lengths: Lengths
-) -> tuple[_Prediction, tuple[Message, ...]]:
+def _predict_memory(recipe: Recipe, simulation: Simulation) -> tuple[_Prediction, tuple[Message, ...]]:
     """Estimate memory before the model is loaded; a model that cannot be simulated is still trained."""
     recipe.import_requirements()
-    simulation = Simulation(simulation_setup, lengths, overhead=simulation_setup.process_bytes())
     try:
-        if simulation_setup.device.kind == "cpu":  # in a fork, so that no memory of it stays in this process
-            return run_in_fork(_predict, simulation, recipe), ()
-        return _predict(simulation, recipe), ()  # takes no GPU memory, and CUDA does not work in forks
+        with activity(SIMULATING):
+            if simulation.setup.device.kind == "cpu":  # in a fork, so that no memory of it stays in this process
+                prediction = run_in_fork(_predict, simulation, recipe)
+            else:  # it takes no GPU memory, and CUDA does not work in forks
+                prediction = _predict(simulation, recipe)
+        return prediction, prediction.estimate.notes if prediction.estimate else ()
     except RecipeError:
         raise
     except Exception as error:  # training may work even if its simulation fails
@@ -269,9 +329,11 @@ def buckets_of(parts: Parts, tokens: Tokens) -> LengthBuckets | None:
     return parts.batching.buckets(tokens.lengths)
 
 
-def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str]) -> TrainingArguments:
+def training_arguments(
+    job: Job, parts: Parts, folder: Path, report_to: list[str], keep_checkpoints: int = KEEP_CHECKPOINTS
+) -> TrainingArguments:
     """The job as TrainingArguments; the batch size is the effective one, micro-batches are made in the step."""
-    best = find_task(job.task).best
+    best = find_task(job.task).find_metric(job.metric)
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=parts.batching.batch_size,
@@ -286,7 +348,7 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
         use_cpu=parts.device.kind == "cpu",
         eval_strategy="epoch",
         save_strategy="epoch",
-        save_total_limit=SAVE_TOTAL_LIMIT,
+        save_total_limit=max(1, keep_checkpoints),  # the best and the last are never removed while it trains
         metric_for_best_model=best.name,
         greater_is_better=best.greater_is_better,
         load_best_model_at_end=True,
@@ -304,8 +366,11 @@ def training_arguments(job: Job, parts: Parts, folder: Path, report_to: list[str
     return arguments
 
 
-def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> None:
-    """Raise unless the checkpoints that exist together, the final weights and the cached features fit on the disk."""
+def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> Message:
+    """The disk space that a run takes: checkpoints that exist together, final weights, cached features.
+
+    Raises OutputError if less is free.
+    """
     weights = sum(parameter.nbytes for parameter in parts.model.parameters())
     state = run_in_fork(optimizer_bytes, parts)
     needed = checkpoints * (_saved_bytes(parts) + state) + weights + features
@@ -320,6 +385,13 @@ def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int
                 folder=folder,
             )
         )
+    return msg(
+        "the run takes up to {needed} of disk space ({count} checkpoints at a time, the model{more}); {free} are free",
+        needed=format_bytes(needed),
+        free=format_bytes(free),
+        count=checkpoints,
+        more=msg(" and the outputs of the frozen encoder") if features else "",
+    )
 
 
 def checkpoint_bytes(parts: Parts, optimizer: torch.optim.Optimizer | None) -> int:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from tightfit.errors import BadInput, Interrupted
 from tightfit.messages import Message, in_sequence, msg
+from tightfit.runs.folder import resume_command
 
 _MAX_INTERVAL = 1e9
 _UNITS = {"step": "steps", "steps": "steps", "minute": "minutes", "minutes": "minutes", "min": "minutes"}
@@ -50,8 +52,8 @@ class SaveInterval:
 class SaveAndStop(TrainerCallback):
     """Saves checkpoints at an interval; after a signal, saves one more and stops the run."""
 
-    def __init__(self, every: SaveInterval, log: Callable[[Message], None]) -> None:
-        self.every, self.log = every, log
+    def __init__(self, folder: Path, every: SaveInterval, log: Callable[[Message], None]) -> None:
+        self.folder, self.every, self.log = folder, every, log
         self.signal: int | None = None
         self._last_saved = time.monotonic()
         self._finished = False
@@ -67,10 +69,10 @@ class SaveAndStop(TrainerCallback):
         self._last_saved = time.monotonic()
         if self.signal is not None:
             stopped = msg(
-                "stopped after step {step} of {steps}; checkpoint-{step} is written, and train --resume continues "
-                "from it.",
+                "stopped after step {step} of {steps}; checkpoint-{step} is written. Continue with: {command}",
                 step=state.global_step,
                 steps=state.max_steps,
+                command=resume_command(self.folder),
             )
             raise Interrupted(stopped, self.signal)
 
@@ -82,7 +84,8 @@ class SaveAndStop(TrainerCallback):
     def raise_if_stopped(self) -> None:
         """Stop between two batches of the feature cache, where there is no checkpoint to save."""
         if self.signal is not None:
-            stopped = msg("stopped while features were computed; train --resume continues the run.")
+            command = resume_command(self.folder)
+            stopped = msg("stopped while features were computed. Continue with: {command}", command=command)
             raise Interrupted(stopped, self.signal)
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,9 @@ from transformers import PrinterCallback
 from tightfit.compat import nested_concat
 from tightfit.data.batches import BucketSampler, LengthBuckets
 from tightfit.engine.assembly import build_optimizer
+from tightfit.engine.loss import label_counts, weighted_micro_batches
 from tightfit.engine.meter import Meter
-from tightfit.engine.step import (
-    clip_gradients,
-    evaluate_batch,
-    label_counts,
-    optimizer_step,
-    train_batch,
-    weighted_micro_batches,
-)
+from tightfit.engine.step import clip_gradients, evaluate_batch, optimizer_step, train_batch
 from tightfit.errors import BadInput, OutOfMemory
 from tightfit.messages import msg
 from tightfit.strategies.parts import Parts
@@ -47,6 +42,7 @@ class Trainer(CheckpointTrainer):
         meter: Meter,
         buckets: LengthBuckets | None = None,
         report: Log = lambda line: None,
+        on_loss: Callable[[float], None] = lambda loss: None,
         worst: WorstBatch | None = None,
         **kwargs: Any,
     ) -> None:
@@ -59,7 +55,7 @@ class Trainer(CheckpointTrainer):
                     "step, and the strategy micro-batch splits it."
                 )
             )
-        self.parts, self.meter, self.report = parts, meter, report
+        self.parts, self.meter, self.report, self.on_loss = parts, meter, report, on_loss
         self.recovery = Recovery(parts, report)
         self.worst = worst
         """The batches to try before the first step; None for no pre-flight."""
@@ -104,6 +100,7 @@ class Trainer(CheckpointTrainer):
             train()
         loss = self.recovery.train(lambda: self._run_batch(model, inputs), self.inner_optimizer, self.state.global_step)
         check_finite(msg("loss"), float(loss), self.args, self.state)
+        self.on_loss(float(loss))
         return loss
 
     def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import transformers
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_callback import ExportableState
 
-from tightfit.compat import reset_unscaled
+from tightfit.compat import reset_unscaled, set_last_lr
 from tightfit.engine.meter import Meter
 from tightfit.engine.oom import free_memory
 from tightfit.engine.step import save
@@ -110,6 +111,19 @@ class CheckpointTrainer(transformers.Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with as_load_error(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._apply_schedule()
+
+    def _apply_schedule(self) -> None:
+        """Set the learning rate that the schedule has at this step: the loaded one is of the old number of steps."""
+        schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)  # without accelerate's wrapper
+        if not isinstance(schedule, LambdaLR):
+            return
+        factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
+        rates = [base * factor for base, factor in zip(schedule.base_lrs, factors, strict=True)]
+        for group, rate in zip(self.inner_optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        set_last_lr(schedule, rates)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         with as_load_error(checkpoint):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from functools import partial
 
 from tightfit.device import Device
 from tightfit.simulation.kernels import cpu, cuda
+from tightfit.simulation.trace import Scratch
 
 
 def kernels_of(device: Device) -> AbstractContextManager[None]:
@@ -20,6 +20,8 @@ def workspaces_on(device: Device) -> list[int]:
     return cuda.workspaces(device) if device.kind == "cuda" else []
 
 
-def scratch_on(device: Device) -> Callable[[Any, tuple[Any, ...]], list[int]]:
-    """Function that returns the bytes of temporary buffers of an op's kernel."""
-    return cuda.scratch if device.kind == "cuda" else cpu.scratch
+def scratch_on(device: Device) -> Scratch:
+    """Function that returns the temporary buffers of an op's kernel."""
+    if device.kind == "cuda":
+        return partial(cuda.scratch, device)
+    return partial(cpu.scratch, bf16_products=device.bf16_products)

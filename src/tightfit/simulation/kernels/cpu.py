@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
 
-from tightfit.compat import flash_attention_for_cpu, has_avx512_bf16
+from tightfit.compat import flash_attention_for_cpu
 from tightfit.simulation.patches import replaced
+from tightfit.simulation.trace import Buffer
 
 MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 # fp32 tensors of a parameter's size that bitsandbytes allocates: the moments, the gradient, the variance and its root.
@@ -25,19 +26,14 @@ def kernels() -> Iterator[None]:
         yield
 
 
-def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
+def scratch(func: Any, args: tuple[Any, ...], *, bf16_products: bool) -> list[Buffer]:
     """A CPU without bf16 instructions multiplies into fp32 and rounds afterwards; 8-bit state is expanded to fp32."""
     if func.namespace == "bitsandbytes":
-        return [4 * args[1].numel()] * _FP32_COPIES.get(func.name(), 0)
-    if func not in MATMULS or args[-1].dtype != torch.bfloat16 or _has_bf16_matmul():
+        return [Buffer(4 * args[1].numel())] * _FP32_COPIES.get(func.name(), 0)
+    if func not in MATMULS or args[-1].dtype != torch.bfloat16 or bf16_products:
         return []
     left, right = args[-2:]
-    return [4 * left.numel() // left.shape[-1] * right.shape[-1]]
-
-
-@cache
-def _has_bf16_matmul() -> bool:
-    return "SVE" in torch.backends.cpu.get_cpu_capability() or has_avx512_bf16()
+    return [Buffer(4 * left.numel() // left.shape[-1] * right.shape[-1])]
 
 
 def _attention(
@@ -65,4 +61,5 @@ def additive_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor
     """A boolean mask is converted to an additive one, in memory of its own."""
     if mask is None or mask.dtype != torch.bool:
         return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), 0.0)
+    visible, hidden = (torch.scalar_tensor(value, dtype=dtype) for value in (0.0, -math.inf))
+    return torch.where(mask, visible, hidden)

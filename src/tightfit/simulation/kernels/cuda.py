@@ -1,4 +1,4 @@
-"""CUDA kernels: dropout with a one-byte mask, fused attention, and the ops that autocast keeps in fp32.
+"""CUDA kernels: dropout with a one-byte mask, fused attention, and autocast as on CUDA.
 
 The functions are patched, not intercepted by a mode: a mode is not active while checkpointed layers are recomputed.
 They are patched also where torch has CUDA, so that an estimate does not depend on the machine that made it.
@@ -7,44 +7,80 @@ They are patched also where torch has CUDA, so that an estimate does not depend 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partial, wraps
+import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 from tightfit.compat import efficient_attention, flash_attention
 from tightfit.device import Device
+from tightfit.simulation.kernels.autocast import cuda_autocast
 from tightfit.simulation.kernels.cpu import MATMULS, additive_mask
 from tightfit.simulation.patches import replaced
+from tightfit.simulation.trace import Buffer
 
 _functions = torch.nn.functional
 _torch_attention = _functions.scaled_dot_product_attention
 _torch_dropout = _functions.dropout
 _FLASH_CAPABILITY, _FLASH_MAX_WIDTH = 80, 256
+_SUMS = {torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim}
+_REDUCE_THREADS, _WARP = 512, 32
 _WORKSPACE, _WORKSPACE_HOPPER = 8320 << 10, 32 << 20  # torch's defaults: 2 x 4096 + 8 x 16 KiB; 32 MiB
 
 
 @contextlib.contextmanager
 def kernels(device: Device) -> Iterator[None]:
     """Dropout, attention and autocast behave as on a GPU."""
-    fp32_ops = ("layer_norm", "softmax", "log_softmax", "cross_entropy", "nll_loss", "mse_loss")
     with contextlib.ExitStack() as patches:
-        for name in fp32_ops:
-            patches.enter_context(replaced(_functions, name, _in_fp32(getattr(_functions, name))))
-        patches.enter_context(replaced(torch, "softmax", _in_fp32(torch.softmax)))
+        patches.enter_context(cuda_autocast())
         patches.enter_context(replaced(_functions, "dropout", _dropout))
         attention = partial(_attention, device.capability >= _FLASH_CAPABILITY)
         patches.enter_context(replaced(_functions, "scaled_dot_product_attention", attention))
         yield
 
 
-def scratch(func: Any, args: tuple[Any, ...]) -> list[int]:
-    """cuBLAS needs contiguous matrices: an expanded one is copied first."""
+def scratch(device: Device, func: Any, args: tuple[Any, ...]) -> list[Buffer]:
+    """cuBLAS needs contiguous matrices: an expanded one is copied first. Sums of columns have a buffer."""
+    if func in _SUMS:
+        return _column_sums(device, *args[:2])
     if func not in MATMULS:
         return []
     matrices = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() >= 2]
-    return [m.numel() * m.element_size() for m in matrices if 0 in m.stride()[-2:] and m.numel() > 1]
+    return [Buffer(m.numel() * m.element_size()) for m in matrices if 0 in m.stride()[-2:] and m.numel() > 1]
+
+
+def _column_sums(device: Device, matrix: torch.Tensor, dims: Any) -> list[Buffer]:
+    """The sum over the rows of a tall matrix, such as the gradient of a bias, is split over the whole GPU.
+
+    As in `setReduceConfig` of torch's Reduce.cuh: a block of threads sums some columns; if each thread would sum 256
+    values or more, several blocks share the rows, at 16 values per thread, as long as multiprocessors are free. Each
+    thread of these blocks writes its sums to the buffer, in fp32.
+    """
+    dims = [dim % matrix.dim() for dim in dims or ()]
+    if not dims or sorted(dims) != list(range(len(dims))) or len(dims) == matrix.dim() or not matrix.is_contiguous():
+        return []
+    columns = math.prod(matrix.shape[len(dims) :])
+    vector = math.gcd(columns, 4)
+    width = min(_floor_to_power_of_2(columns // vector), _WARP)
+    height = _REDUCE_THREADS // vector // width
+    blocks = device.multiprocessors * (_threads_per_multiprocessor(device) // (width * height))
+    splits = -(-blocks // -(-columns // (vector * width)))
+    split = 4 * columns * vector * width
+    if splits <= 1:
+        return []
+    return [Buffer(split * matrix.numel() // columns // (16 * height), split * 16, split * splits)]
+
+
+def _floor_to_power_of_2(number: int) -> int:
+    return 1 << number.bit_length() - 1
+
+
+def _threads_per_multiprocessor(device: Device) -> int:
+    if device.capability == 75:
+        return 1024
+    return 1536 if device.capability in (86, 87, 89, 120) else 2048
 
 
 def workspaces(device: Device) -> list[int]:
@@ -70,6 +106,10 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Flash attention for 16-bit inputs without mask; the memory-efficient kernel otherwise, if no mask is trained."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = (_lowered(tensor) for tensor in (query, key, value, attn_mask))
+        with torch.autocast("cpu", enabled=False):
+            return _attention(flash, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if query.dim() != 4 or (attn_mask is not None and attn_mask.requires_grad):
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     key, value = (_repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
@@ -83,19 +123,11 @@ def _attention(
     return efficient_attention(query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale)[0]
 
 
+def _lowered(tensor: Any) -> Any:
+    """Autocast runs attention in 16 bits."""
+    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor is not None and tensor.is_floating_point() else tensor
+
+
 def _repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Repeat the heads of keys or values for grouped-query attention."""
     return tensor if tensor.shape[1] == heads else tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
-
-
-def _in_fp32(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """CUDA's autocast runs these in fp32; the CPU's does not, and fake tensors report the CPU as their device."""
-
-    @wraps(function)
-    def wrapped(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not torch.is_autocast_enabled("cpu"):
-            return function(input, *args, **kwargs)
-        with torch.autocast("cpu", enabled=False):
-            return function(input.float() if input.is_floating_point() else input, *args, **kwargs)
-
-    return wrapped

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tightfit.data.batching import BatchShape
-from tightfit.device import GPUS, Device
-from tightfit.gpus import APPLE, GPU, NVIDIA, find_gpu_family
+from tightfit.device import Device
+from tightfit.gpus import TYPICAL_APPLE, TYPICAL_NVIDIA, Speed, find_reported_gpu
 from tightfit.messages import Message, msg
 from tightfit.ops.offload import HOST_WORK, TRANSFER
 from tightfit.simulation.job_simulation import TracedRecipe
@@ -46,6 +46,10 @@ class Rates:
     """Whether kernels are launched asynchronously, as on a GPU: then the longer of launch and work counts."""
     warning: Message | None = None
     """Why the rates may be inaccurate."""
+    source: Message | None = None
+    """Where the rates are from, if they were not measured on this machine."""
+    ranking_only: bool = False
+    """Whether they are those of another device: they rank recipes, and no time is told."""
 
     def scaled(self, factor: float, call_overhead: float) -> Rates:
         """All work `factor` times slower, with this call overhead; optimizers are unchanged."""
@@ -143,9 +147,16 @@ _LAUNCH_OVERHEAD = 8e-6  # seconds: Python, autograd and the driver, for one ker
 
 
 def gpu_rates(device: Device) -> Rates:
-    """The rates of a GPU by its name; for one that is not listed, those of a GPU with about the same memory."""
-    listed = find_gpu_family(device.label)
-    gpu = listed or _nearest(device)
+    """The rates of a GPU by its name; for one whose speed is not known, typical ones that only rank recipes."""
+    listed = find_reported_gpu(device.label, device.total_bytes)
+    if listed and listed.speed:
+        source = msg("times are computed from the published speed of {gpu}, not measured", gpu=listed.label)
+        return replace(_rates(listed.speed), source=source)
+    name, speed = TYPICAL_NVIDIA if device.kind == "cuda" else TYPICAL_APPLE
+    return replace(_rates(speed), ranking_only=True, warning=_unknown_speed(device, name))
+
+
+def _rates(gpu: Speed) -> Rates:
     byte_seconds = 1 / (gpu.bandwidth * 1e9 * _BANDWIDTH_EFFICIENCY)
     curves: dict[str, Curve] = {kind: [(1.0, byte_seconds), (2.0, byte_seconds)] for kind in MEMORY_BOUND}
     curves[MATMUL_BYTES] = [(1.0, 0.0)]  # read while the GPU computes
@@ -155,16 +166,13 @@ def gpu_rates(device: Device) -> Rates:
     # A copy op counts its bytes three times: source, destination and return value.
     for kind, speed in ((TRANSFER, 3 * _PCIE * _BANDWIDTH_EFFICIENCY), (HOST_WORK, _HOST)):
         curves[kind] = [(1.0, 1 / speed), (2.0, 1 / speed)]
-    warning = msg(
-        "the speed of {device} is not listed, so times are those of {gpu}, which has about as much memory",
+    return Rates(curves, _LAUNCH_OVERHEAD, {}, async_launch=True)
+
+
+def _unknown_speed(device: Device, typical: str) -> Message:
+    return msg(
+        "the speed of {device} is not known: no times are given, and recipes are ranked by the published rates of "
+        "{typical}",
         device=device.label,
-        gpu=gpu.family,
+        typical=typical,
     )
-    return Rates(curves, _LAUNCH_OVERHEAD, {}, async_launch=True, warning=None if listed else warning)
-
-
-def _nearest(device: Device) -> GPU:
-    """The listed GPU closest in memory; the slowest of several."""
-    memory = device.total_bytes or 0
-    of_kind = NVIDIA if device.kind == "cuda" else APPLE
-    return min(of_kind, key=lambda gpu: (abs((GPUS[gpu.name].total_bytes or 0) - memory), *gpu[3:]))

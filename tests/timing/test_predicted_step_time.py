@@ -20,7 +20,7 @@ from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, calibrate, cpu_load, microbench, step_time_on
 from tightfit.timing.calibrate import Layer, fit_correction, predicted_seconds
 from tightfit.timing.microbench import best_of
-from tightfit.timing.step_time import Rates
+from tightfit.timing.predicted_step_time import Rates
 
 
 @pytest.fixture(autouse=True)
@@ -105,21 +105,26 @@ def test_a_faster_gpu_has_a_shorter_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("label", "gib", "gpu", "listed"),
+    ("label", "gib", "gpu"),
     [
-        ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB", True),
-        ("NVIDIA GeForce RTX 3060 Laptop GPU", 5.8, "RTX 3060 12GB", True),
-        ("NVIDIA GeForce GTX 1080", 7.79, "RTX 3050 8GB", False),
-        ("NVIDIA A10G", 22.19, "A10 24GB", False),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100 40GB"),
+        ("NVIDIA GeForce RTX 3060", 11.6, "RTX 3060 12GB"),
+        ("NVIDIA GeForce RTX 3060", 7.6, "RTX 3060 8GB"),
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", 5.8, "RTX 3060 Laptop 6GB"),
     ],
 )
-def test_an_unlisted_gpu_gets_the_rates_of_one_with_similar_memory(
-    label: str, gib: float, gpu: str, listed: bool
-) -> None:
-    here = replace(GPUS[gpu], label=label, total_bytes=int(gib * (1 << 30)))
-    rates = step_time_on(here).rates
-    assert rates.curves == step_time_on(GPUS[gpu]).rates.curves
-    assert (rates.warning is None) is listed
+def test_a_gpu_of_this_machine_has_its_published_speed(label: str, gib: float, gpu: str) -> None:
+    rates = step_time_on(replace(GPUS[gpu], label=label, total_bytes=int(gib * (1 << 30)))).rates
+    assert rates == step_time_on(GPUS[gpu]).rates
+    assert rates.warning is None
+    assert rates.source == f"times are computed from the published speed of {gpu}, not measured"
+
+
+@pytest.mark.parametrize("label", ["NVIDIA GeForce RTX 9990", "GPU 6GB", "RTX A1000 Laptop 6GB", "AMD Radeon Pro"])
+def test_a_gpu_whose_speed_is_not_known_gets_no_times(label: str) -> None:
+    rates = step_time_on(replace(GPUS["GTX 1060 6GB"], label=label)).rates
+    assert rates.ranking_only
+    assert f"the speed of {label} is not known" in str(rates.warning)
 
 
 def test_rates_are_measured_once_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tightfit.units import format_bytes, format_seconds
 
 _MIN_SAVING = 0.02  # of the peak
 _MANY_TRUNCATED = 0.05  # of the texts
+_RATE_OF_A_PART = 5e-4  # between those that are usual for LoRA and for a frozen encoder
 
 
 class Suggestion(NamedTuple):
@@ -69,14 +70,14 @@ def _predicted_options(view: RunView) -> tuple[dict[str, Any] | None, list[dict[
 
 def _seconds_per_byte(option: dict[str, Any], now: dict[str, Any]) -> float:
     """Seconds per epoch for each byte saved; 0 if it is no slower or its time is unknown."""
-    if "seconds_per_epoch" not in option or "seconds_per_epoch" not in now:
+    if option.get("seconds_per_epoch") is None or now.get("seconds_per_epoch") is None:
         return 0.0
     longer = max(0.0, option["seconds_per_epoch"] - now["seconds_per_epoch"])
     return float(longer / (now["peak_bytes"] - option["peak_bytes"]))
 
 
 def _time_difference(option: dict[str, Any], now: dict[str, Any]) -> Message | str:
-    if "seconds_per_epoch" not in option or "seconds_per_epoch" not in now:
+    if option.get("seconds_per_epoch") is None or now.get("seconds_per_epoch") is None:
         return ""
     longer = option["seconds_per_epoch"] - now["seconds_per_epoch"]
     time = format_seconds(abs(longer))
@@ -146,8 +147,9 @@ def _less_time(view: RunView) -> Iterator[Suggestion]:
     if plan is None:
         return
     baseline = plan["baseline"]
-    saved = plan["seconds_per_epoch"] - baseline["seconds_per_epoch"]
-    if saved > 0.05 * plan["seconds_per_epoch"]:
+    now = plan["seconds_per_epoch"] or 0.0  # not known for every GPU
+    saved = now - (baseline["seconds_per_epoch"] or 0.0)
+    if saved > 0.05 * now:
         yield Suggestion(
             msg(
                 "To save time: with {peak} of {memory}, the baseline would take about {time} less per epoch.",
@@ -172,6 +174,9 @@ def _better_quality(view: RunView) -> Iterator[Suggestion]:
                 memory=memory_name(view.device),
             )
         )
+    if view.run and view.run.quality and view.run.quality.answer is not None:
+        yield _train_more(view)
+        return
     evaluations, best = view.evaluations, view.metrics.get("epoch")
     if view.run is None or not evaluations or best is None or view.job.max_steps:
         return
@@ -187,6 +192,21 @@ def _better_quality(view: RunView) -> Iterator[Suggestion]:
                 epochs=view.job.epochs,
             )
         )
+
+
+def _train_more(view: RunView) -> Suggestion:
+    """For a model that always gives the same answer: three times the steps, and a usual rate if only a part learns."""
+    trained, total = view.parameters or (0, 0)
+    rate = view.job.learning_rate if trained == total else max(view.job.learning_rate, _RATE_OF_A_PART)
+    sentence = msg("For better quality: the model gives every text the same answer. Train it longer with:")
+    if rate > view.job.learning_rate:
+        sentence = msg(
+            "For better quality: the model gives every text the same answer. "
+            "Train it longer and with a higher learning rate:"
+        )
+    steps = ["--max-steps", str(3 * view.job.max_steps)] if view.job.max_steps else []
+    options = [*(steps or ["--epochs", f"{3 * view.job.epochs:g}"]), "--learning-rate", f"{rate:g}"]
+    return Suggestion(sentence, view.rerun_command(f"{view.folder}-longer", *options))
 
 
 def _use_options(recipe: list[str]) -> list[str]:

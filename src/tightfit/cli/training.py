@@ -1,0 +1,41 @@
+"""What the train command shows when the run has finished."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from tightfit.cli.output import next_line, stdout, write_json
+from tightfit.errors import is_out_of_memory
+from tightfit.i18n import current_language, render
+from tightfit.messages import msg
+from tightfit.report.html import write_report
+from tightfit.report.terminal import show_run
+from tightfit.runs.record import Run
+
+_TEXT = msg("The room was clean and the staff were friendly")
+
+
+def show_trained(run: Run, *, as_json: bool) -> None:
+    """Write the report, and show the run and what to do next."""
+    page = _write_report(Path(run.folder))
+    if as_json:
+        write_json(run.to_json())
+        return
+    show_run(run, stdout())
+    lines = [msg("report    {page}", page=page)] if page else []
+    texts = " ".join([shlex.quote(render(_TEXT))] * len(run.data.text_columns))
+    folder = shlex.quote(run.folder)
+    lines.append(next_line(f"tightfit predict {folder} {texts}"))
+    for line in lines:
+        stdout().print(render(line), markup=False)
+
+
+def _write_report(folder: Path) -> Path | None:
+    """The report of the run; a full disk or a full memory does not make the run fail."""
+    try:
+        return write_report([folder], None, current_language())
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not is_out_of_memory(error):
+            raise
+        return None

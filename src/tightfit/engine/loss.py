@@ -1,0 +1,59 @@
+"""The loss of a batch from those of its micro-batches: each is weighted by its share of the batch's labels.
+
+A head's loss is the mean over the labels it saw, whatever the head. The means of the micro-batches, weighted by their
+share of the batch's labels, add up to the mean of the whole batch, also when rows have different numbers of labels and
+when the last batch of an epoch is smaller. Nothing depends on how a head treats `num_items_in_batch`, which makes
+gradient accumulation in transformers wrong for some heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from tightfit.data.batches import IGNORED, micro_batches
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from tightfit.data.batches import Batch, RowLimits
+
+    LossFn = Callable[[torch.nn.Module, Batch], torch.Tensor]
+
+
+def weighted_micro_batches(
+    model: PreTrainedModel, batch: Batch, rows: int | RowLimits, *, sort: bool = False
+) -> Iterable[tuple[float, Batch]]:
+    """The micro-batches, each with its share of the batch's labels; those without labels are skipped."""
+    counts = label_counts(model, batch["labels"])
+    total = sum(counts)
+    for chosen, micro_batch in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
+        count = sum(counts[row] for row in chosen)
+        if count:
+            yield count / total, micro_batch
+
+
+def label_counts(model: PreTrainedModel, labels: torch.Tensor) -> list[int]:
+    """The number of labels of each row that enter the loss."""
+    if labels.is_floating_point():  # regression or multi-label classification
+        return [labels[0].numel()] * len(labels)
+    counted = labels.cpu() != IGNORED  # counted on the host, where the result is needed
+    if labels.dim() > 1 and _predicts_next_token(model):
+        counted = counted[:, 1:]  # no logit predicts the first token of a row
+    return [int(n) for n in counted.reshape(len(labels), -1).sum(dim=1).tolist()]
+
+
+def _predicts_next_token(model: PreTrainedModel) -> bool:
+    from tightfit.compat import LOSS_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, ForCausalLMLoss
+
+    shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    # Some heads have no loss_type and still shift the labels (GPT2LMHeadModel).
+    causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    return (shifts or causal) and not model.config.is_encoder_decoder
+
+
+def model_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The loss that the model's head computes."""
+    loss: torch.Tensor = model(**batch).loss
+    return loss

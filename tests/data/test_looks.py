@@ -1,0 +1,128 @@
+"""Files that hold something else than labelled texts get one sentence: what they seem to be, and what works."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tightfit.data.columns import Columns
+from tightfit.data.looks import OTHER_LOOKS, Look
+from tightfit.data.rows import open_data
+from tightfit.engine.dataset import read_data
+from tightfit.errors import DataError
+from tightfit.i18n import render
+from tightfit.job import Job
+from tightfit.messages import Message, msg
+from tightfit.tasks import TASKS, check_look
+from tightfit.tasks.text_classification import TextClassification
+
+SHARED = Path(__file__).parents[2].parent / "shared" / "data"
+CONLL = "".join(f"{token}\t{tag}\n" for token, tag in [("In", "O"), ("New", "B-LOC"), ("York", "I-LOC"), (".", "O")])
+FLAGS = "id,comment_text,toxic,obscene,insult\n" + "".join(
+    f"{n},text,{n % 2},{n // 2 % 2},{n // 4}\n" for n in range(8)
+)
+
+
+def lines(*rows: Any) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+FILES: dict[str, tuple[str, str, str]] = {
+    "tabs": ("a.txt", CONLL + "\n" + CONLL, r"token and its tag per line \(CoNLL\) \(line 2: New B-LOC\)"),
+    "spaces": ("a.txt", CONLL.replace("\t", " "), r"CoNLL\) \(line 2: New B-LOC\)"),
+    "more fields": ("a.txt", CONLL.replace("\t", " NN B-NP "), r"CoNLL\) \(line 2: New NN B-NP B-LOC\)"),
+    "words and tags": ("a.csv", "word,tag\n" + CONLL.replace("\t", ","), r"CoNLL\) \(line 3: New B-LOC\)"),
+    "token lists": (
+        "a.jsonl",
+        lines({"tokens": ["a", "b"], "ner_tags": [0, 1]}),
+        r"column 'tokens', line 1: \['a', 'b'\]",
+    ),
+    "spans": ("a.jsonl", lines({"text": "New York", "label": [[0, 8, "LOC"]]}), r"line 1: \[\[0, 8, 'LOC'\]\]"),
+    "entities": ("a.jsonl", lines({"text": "NY", "entities": [{"start": 0, "end": 2}]}), "tags within a text"),
+    "messages": ("a.jsonl", lines({"messages": [{"role": "user", "content": "hi"}]}), "a chat per row"),
+    "conversations": ("a.json", json.dumps([{"conversations": [{"from": "human", "value": "hi"}]}]), "a chat per row"),
+    "instruction": (
+        "a.json",
+        json.dumps([{"instruction": "a", "input": "", "output": "b"}]),
+        "columns instruction, output",
+    ),
+    "completion": ("a.jsonl", lines({"prompt": "a", "completion": "b"}), "instructions and answers"),
+    "preferences": ("a.jsonl", lines({"prompt": "a", "chosen": "b", "rejected": "c"}), "columns prompt, chosen"),
+    "questions": ("a.jsonl", lines({"question": "a", "context": "b", "answers": {"text": ["b"]}}), r"\(SQuAD\)"),
+    "squad": ("a.json", json.dumps({"version": "2", "data": [{"title": "a", "paragraphs": [{}]}]}), r"\(SQuAD\)"),
+    "translations": ("a.jsonl", lines({"translation": {"en": "hi", "zh": "嗨"}}), "translations or summaries"),
+    "summaries": ("a.csv", "document,summary\nlong,short\nlonger,shorter\n", "columns document, summary"),
+    "lists of labels": (
+        "a.jsonl",
+        lines({"text": "a", "labels": ["x", "y"]}),
+        r"several labels per text .*\['x', 'y'\]",
+    ),
+    "flags": ("a.csv", FLAGS, "several labels per text .columns toxic, obscene, insult of 0 and 1"),
+    "fastText": (
+        "a.txt",
+        "__label__1 good, kind\n__label__0 bad\n",
+        r"labels of fastText .*: write the label and the text in two",
+    ),
+    "texts": ("a.txt", "good\nbad\n", r"texts without labels \(line 1: good\): give a file with a text and a label"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_other_data_is_recognized(tmp_path: Path, name: str) -> None:
+    file, content, message = FILES[name]
+    (tmp_path / file).write_text(content, "utf-8")
+    with pytest.raises(DataError, match=f"a.(txt|csv|json|jsonl) looks like .*{message}") as error:
+        read_data(Job(model="m", data=str(tmp_path / file)))
+    assert str(error.value).endswith(".")
+    assert "看起来是" in render(error.value.message, "zh")
+
+
+FINE = {
+    "prompts with labels": ("a.csv", "prompt,response,label\n", "{n},text {n},{m}\n", Columns(("response",), ())),
+    "flags beside a label": ("a.csv", "text,a,b,c,label\n", "text {n},{m},{m},{m},{m}\n", None),
+    "chosen columns": ("a.csv", "instruction,output\n", "text {n},{m}\n", Columns(("instruction",), ("output",))),
+    "tags of a token each": ("a.csv", "word,label\n", "word{n},{m}\n", None),
+    "one label in a list": ("a.jsonl", "", '{{"text": "text {n}", "label": ["{m}"]}}\n', None),
+}
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_labelled_texts_are_not_mistaken(tmp_path: Path, name: str) -> None:
+    file, header, row, given = FINE[name]
+    (tmp_path / file).write_text(header + "".join(row.format(n=n, m=n % 2) for n in range(20)), "utf-8")
+    given = given or Columns()
+    text, label = (",".join(part) or None for part in (given.text, given.label))
+    assert read_data(Job(model="m", data=str(tmp_path / file), text=text, label=label)).labels.names == ("0", "1")
+
+
+def _find(columns: set[str]) -> Callable[[Any], Message | None]:
+    return lambda sample: msg("line {line}", line=1) if columns <= set(sample.columns) else None
+
+
+def test_a_new_task_brings_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data is no longer rejected by it, and other tasks name it."""
+    answers = OTHER_LOOKS[1]
+
+    class Instructions(TextClassification):
+        name = "instruction-tuning"
+        look = Look(answers.what, _find({"instruction", "output"}), answers.instead)
+
+    (tmp_path / "a.jsonl").write_text(lines({"instruction": "a", "output": "b"}), "utf-8")
+    monkeypatch.setitem(TASKS, "instruction-tuning", Instructions())
+    classification, instructions = TASKS["text-classification"], TASKS["instruction-tuning"]
+    source, _ = open_data(str(tmp_path / "a.jsonl"), instructions)
+    check_look(instructions, source, Columns())
+    with pytest.raises(
+        DataError, match=r"instructions and answers.*\(line 1\): train it with --task instruction-tuning"
+    ):
+        check_look(classification, source, Columns())
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")
+def test_real_entities_are_recognized() -> None:
+    with pytest.raises(DataError, match=r"\(CoNLL\) \(line 111: 老 B-PER\.NOM\)"):
+        read_data(Job(model="m", data=str(SHARED / "weibo_ner" / "dev.txt")))

@@ -1,0 +1,23 @@
+"""What an estimate says about its accuracy: what was measured, and by whom."""
+
+from __future__ import annotations
+
+import pytest
+from parts import CPU
+
+from tightfit.device import Device, find_gpu
+from tightfit.simulation.error_margin import expected_range
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        (CPU, "Peaks of CPU runs were measured at 100.0% to "),
+        (find_gpu("T4"), "No GPU run was measured by this project; peaks that others published for GPUs are 95% to "),
+        (find_gpu("Apple 16GB"), "No run on an Apple GPU was compared with its prediction"),
+    ],
+)
+def test_the_error_band_names_its_measurements(device: Device, said: str) -> None:
+    sentence = expected_range(device, 1 << 30, 2 << 30)
+    assert sentence.startswith(said)
+    assert sentence.endswith("expect 1.00 GiB to 2.00 GiB.")

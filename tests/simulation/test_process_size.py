@@ -1,0 +1,41 @@
+"""What a process holds besides the tensors of training, and what is said about it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from parts import CPU
+
+from tightfit.device import GPUS
+from tightfit.simulation import process_size
+from tightfit.simulation.process_size import bf16_code_bytes, process_bytes, process_size_note
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    sizes: list[int] = []
+    monkeypatch.setattr(process_size, "_sizes", sizes)
+    monkeypatch.setattr(process_size, "is_slim", lambda: False)
+    return sizes
+
+
+def test_what_a_notebook_holds_already_counts_and_is_said(measured: list[int]) -> None:
+    """A plan and a training in one notebook differ by what was made between them."""
+    before = process_bytes(CPU)
+    assert len(process_size_note(CPU, before)) == 1
+    held = np.ones(64 * MIB, dtype=np.uint8)
+    after = process_bytes(CPU)
+    assert after - before == pytest.approx(held.nbytes, abs=16 * MIB)
+    _, growth = process_size_note(CPU, after)
+    assert "more than at an earlier prediction in this process" in growth
+    assert "Restart the kernel" in growth
+    assert process_size_note(GPUS["T4 16GB"], after) == ()
+
+
+def test_code_for_products_in_bf16_is_measured_and_not_left_in_this_process() -> None:
+    before = process_bytes(CPU)
+    found = bf16_code_bytes()
+    assert 2 * MIB < found < 40 * MIB
+    assert process_bytes(CPU) - before < 4 * MIB
