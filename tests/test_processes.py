@@ -119,9 +119,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """A zombie that nobody has waited for is not running."""
+    """A zombie that nobody has waited for is not running, unless one of its threads has yet to end."""
+    process = Path(f"/proc/{pid}")
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" or len(list((process / "task").iterdir())) > 1
     except OSError:
         return False
 

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 SAVE_EVERY = "30 minutes"
 T = TypeVar("T")
-_worker = Worker()
 
 
 def plan(
@@ -124,6 +123,16 @@ def _run_alone(function: Callable[..., T], *args: Any) -> T:
             if free:
                 return function(*args)
     return _worker.call(function, *args)
+
+
+def _set_up_worker() -> None:
+    """Every answer of the worker is for a new process, whatever it was asked before."""
+    from tightfit.simulation.process_size import keep_process_sizes
+
+    keep_process_sizes()
+
+
+_worker = Worker(_set_up_worker)
 
 
 def train(

@@ -8,7 +8,7 @@ from parts import CPU
 
 from tightfit.device import GPUS
 from tightfit.simulation import process_size
-from tightfit.simulation.process_size import bf16_code_bytes, process_bytes, process_size_note
+from tightfit.simulation.process_size import bf16_code_bytes, keep_process_sizes, process_bytes, process_size_note
 
 MIB = 1 << 20
 
@@ -32,6 +32,16 @@ def test_what_a_notebook_holds_already_counts_and_is_said(measured: list[int]) -
     assert "more than at an earlier prediction in this process" in growth
     assert "Restart the kernel" in growth
     assert process_size_note(GPUS["T4 16GB"], after) == ()
+
+
+def test_a_worker_keeps_the_size_of_a_new_process(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_size, "_kept_sizes", {})
+    keep_process_sizes()
+    before = process_bytes(CPU), process_bytes(CPU, loads_weights=True)
+    held = np.ones(64 * MIB, dtype=np.uint8)
+    assert (process_bytes(CPU), process_bytes(CPU, loads_weights=True)) == before
+    assert process_size._measured_size(False) > before[0] + held.nbytes // 2
+    assert measured == []  # nothing has grown, so no note says so
 
 
 def test_code_for_products_in_bf16_is_measured_and_not_left_in_this_process() -> None:

@@ -26,12 +26,28 @@ def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
     """The measured size of the process on a CPU; the size of the CUDA context on a GPU."""
     if device.kind != "cpu":
         return device.context_bytes
+    if loads_weights in _kept_sizes:
+        return _kept_sizes[loads_weights]
+    _sizes.append(_measured_size(loads_weights))
+    return _sizes[-1]
+
+
+def keep_process_sizes() -> None:
+    """Measure the sizes of this process now and keep them: for a worker, whose traces are in no training's process."""
+    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
+
+    for loads_weights in (False, True):  # what the second one imports stays
+        _kept_sizes[loads_weights] = _measured_size(loads_weights)
+
+
+_kept_sizes: dict[bool, int] = {}
+
+
+def _measured_size(loads_weights: bool) -> int:
     with tuned_malloc():
         warm_up(loads_weights)
         trim_malloc()
-        size = resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
-    _sizes.append(size)
-    return size
+        return resident_bytes()  # not by a Meter: this may run inside a training run, which already has one
 
 
 def process_size_note(device: Device, overhead: int) -> tuple[Message, ...]:
