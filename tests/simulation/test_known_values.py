@@ -11,12 +11,14 @@ import torch
 import transformers as hf
 from heads import small_config
 from parts import CPU
-from simulation.test_simulate import estimated_phases, job_of, setup_of, total, traced
+from simulation.test_simulate import LABELS, TOKENIZER, estimated_phases, job_of, setup_of, total, traced
 
 import tightfit
-from tightfit.simulation.job_simulation import Simulation
-from tightfit.simulation.known_values import Unknowns
-from tightfit.simulation.simulate import fake_tensors
+from tightfit import Job
+from tightfit.simulation.job_simulation import Simulation, SimulationSetup
+from tightfit.simulation.known_values import Unknowns, trace_answers
+from tightfit.simulation.scaling import live_peak
+from tightfit.simulation.simulate import BatchShapes, fake_tensors
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.simulation.worst_case import Lengths
@@ -56,6 +58,18 @@ def test_a_model_that_reads_tensors_allocates_as_on_real_ones(tmp_path: Path, na
     READING[name].save_pretrained(tmp_path)
     predicted, found = traced(tmp_path), traced(tmp_path, fake=False)
     for phase in ("forward", "backward", "step"):
+        assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.03), phase
+
+
+@pytest.mark.parametrize("length", [24, 200])
+def test_a_model_that_pads_all_texts_is_predicted_at_every_length(tmp_path: Path, length: int) -> None:
+    sizes = _SMALL | {"max_position_embeddings": 512}
+    hf.LongformerConfig(**sizes, attention_window=128).save_pretrained(tmp_path)
+    job = Job(model=str(tmp_path), data="none", batch_size=8, max_length=length, random_weights=True)
+    setup, recipe = SimulationSetup.of(job, CPU, LABELS, TOKENIZER), Recipe.parse(["micro-batch:size=8"])
+    predicted = Simulation(setup, Lengths.uniform(8, length), overhead=0).estimate(recipe).phases
+    found = traced(tmp_path, "micro-batch:size=8", BatchShapes(((8, length),), ((8, length),)), fake=False)
+    for phase in ("forward", "backward", "step", "evaluate"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.03), phase
 
 
@@ -123,6 +137,19 @@ def test_what_weights_decide_is_answered_by_the_simulation(answer: bool) -> None
         assert bool(torch.empty(3).sum() > 0) is answer
     (place,) = found.questions
     assert place.startswith(Path(__file__).name)
+
+
+def test_a_branch_that_cannot_be_simulated_is_left_out_and_the_estimate_says_so() -> None:
+    def trace(found: Unknowns) -> Trace:
+        made = Trace()
+        with fake_tensors(CPU), Tracer(made, lambda *_: [], found):
+            values = torch.empty(3, 4).sigmoid()
+            if (values > 1).any():
+                values[(values > 1).nonzero()[:, 0]].clone()
+        return made
+
+    _, notes = trace_answers(trace, live_peak)
+    assert [Path(__file__).name in str(note) and "left out" in str(note) for note in notes] == [True]
 
 
 @pytest.mark.parametrize(("probability", "dropped"), [(0.0, False), (1.0, True)])

@@ -19,7 +19,9 @@ from typing import Any, TypeVar
 import torch
 
 from tightfit.compat import (
+    DataDependentOutputException,
     DisableTorchDispatch,
+    DynamicOutputShapeException,
     FakeTensor,
     OpOverload,
     get_frame,
@@ -33,9 +35,10 @@ from tightfit.messages import Message, msg
 
 T = TypeVar("T")
 _aten = torch.ops.aten
+_UNKNOWN_SIZE = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE = "tightfit_value"
 """The attribute of a fake tensor that holds its value."""
-_LIMIT = 1 << 20  # elements of the largest tensor that is computed
+_LIMIT = 1 << 24  # elements of the largest tensor that is computed, such as a mask of 32 x 512 x 512
 
 
 @dataclass
@@ -74,7 +77,8 @@ def trace_answers(trace: Callable[[Unknowns], T], size: Callable[[T], float]) ->
         raise failure
     largest, unknowns = max(traced, key=lambda each: size(each[0]))
     differ = len({size(each) for each, _ in traced}) > 1
-    return largest, (*_choice_note(unknowns), *(_question_note(unknowns) if differ else ()))
+    notes = (*_choice_note(unknowns), *(_question_note(unknowns) if differ else ()))
+    return largest, (*notes, *(_left_out_note(unknowns) if isinstance(failure, _UNKNOWN_SIZE) else ()))
 
 
 def _choice_note(unknowns: Unknowns) -> tuple[Message, ...]:
@@ -87,6 +91,16 @@ def _question_note(unknowns: Unknowns) -> tuple[Message, ...]:
         msg(
             "the model's weights or random numbers decide what it computes ({places}): predicted for what needs more "
             "memory",
+            places=", ".join(unknowns.questions),
+        ),
+    )
+
+
+def _left_out_note(unknowns: Unknowns) -> tuple[Message, ...]:
+    return (
+        msg(
+            "one branch of the model ({places}) computes with sizes that depend on its data and was left out: "
+            "training may need more memory than predicted",
             places=", ".join(unknowns.questions),
         ),
     )

@@ -68,12 +68,20 @@ def fit_sizes(trace: Trace, pairs: Sequence[tuple[int, int]]) -> Sizes:
             raise NotExtrapolable
         shapes = [(trace.sections[section].rows, trace.sections[section].length) for section in (first, second)]
         powers[here], errors = powers_of(size[here], size[there], *shapes)
+        if _pads_all_texts(size[here], powers[here], *shapes):
+            raise NotExtrapolable
         powers[there] = powers[here]
         misfit[here] = misfit[there] = np.where(errors > _TOLERANCE, errors, 0)
     if live_peak(trace, misfit * size) > _MAX_MISFIT * live_peak(trace):
         raise NotExtrapolable
     monomials = monomials_of([(s.rows, s.length) for s in trace.sections] + [(1, 1)])
     return Sizes(size / monomials[(*powers.T, section)], powers, section, _bounds(trace))
+
+
+def _pads_all_texts(size: Array, powers: Array, here: BatchShape, there: BatchShape) -> bool:
+    """Whether the model pads two lengths to the same one, as Longformer does: other lengths are unknown then."""
+    of_rows = size * (powers[:, 0] > 0)
+    return here[1] != there[1] and bool(of_rows @ (powers[:, 1] > 0) < of_rows.sum() / 2)
 
 
 def constant_sizes(trace: Trace) -> Sizes:
