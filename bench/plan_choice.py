@@ -43,9 +43,9 @@ from tightfit.device import find_device
 from tightfit.optional_imports import slim_process
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
-from tightfit.processes import Worker
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on
 from tightfit.strategies.base import Case, Stage
+from tightfit.system.processes import Worker
 from tightfit.timing.cpu_load import CpuShare
 from tightfit.units import parse_bytes
 

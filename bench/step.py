@@ -23,7 +23,7 @@ from tightfit.engine.loss import model_loss, weighted_micro_batches
 from tightfit.engine.meter import meter_for
 from tightfit.engine.step import train_batch
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import tuned_malloc
+from tightfit.system.memory import tuned_malloc
 from tightfit.training.setup import prepare, training_arguments
 from tightfit.training.step_timer import StepTimer
 from tightfit.training.trainer import Trainer

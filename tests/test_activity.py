@@ -11,7 +11,7 @@ import pytest
 from tightfit import activity as module
 from tightfit.activity import LOADING, PLANNING, READING, STARTING, Activities, activity, is_shown
 from tightfit.messages import Message
-from tightfit.processes import run_in_fork
+from tightfit.system.processes import run_in_fork
 
 
 class Screen:

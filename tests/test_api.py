@@ -33,9 +33,9 @@ from library_state import changes, library_functions
 from tightfit import Job, api, estimate, plan, train
 from tightfit.device import find_device
 from tightfit.errors import BadInput, DoesNotFit
-from tightfit.processes import process_lock
 from tightfit.simulation.job_simulation import Simulation
 from tightfit.simulation.simulate import BatchShapes
+from tightfit.system.processes import process_lock
 from tightfit.timing import calibrate
 from tightfit.training.trainer import Trainer
 from worker_functions import build_loop, public_answers

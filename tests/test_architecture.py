@@ -14,8 +14,6 @@ LAYERS = (
         "hub",
         "errors",
         "units",
-        "files",
-        "processes",
         "system",
         "compat",
         "optional_imports",
@@ -53,7 +51,7 @@ LIGHT = (
     "tightfit.report.terminal",
     "tightfit.strategies",
 )
-MAX_ROOT_FILES = 19
+MAX_ROOT_FILES = 16
 
 
 def test_no_import_cycle_at_module_level() -> None:

@@ -24,13 +24,14 @@ from tightfit.errors import FolderInUse
 from tightfit.job import Job
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.selection import Selection, is_chosen
-from tightfit.processes import Worker, process_lock
 from tightfit.report.model_card import write_card
 from tightfit.report.progress import Terminal
 from tightfit.runs.default_folder import new_run_folders, unfinished_run
 from tightfit.runs.folder import check_run_folder
 from tightfit.runs.lock import locked_folder
+from tightfit.simulation.process_size import keep_process_sizes
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.processes import Worker, process_lock
 from tightfit.tasks import check_task
 from tightfit.training.select_apart import Request, select_apart
 
@@ -127,7 +128,7 @@ def _run_alone(function: Callable[..., T], *args: Any) -> T:
 
 def _set_up_worker() -> None:
     """Every answer of the worker is for a new process, whatever it was asked before."""
-    from tightfit.simulation.process_size import keep_process_sizes
+    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
 
     keep_process_sizes()
 

@@ -11,8 +11,8 @@ from tightfit.compat import has_avx512_bf16
 from tightfit.errors import BadInput, closest_name, suggest
 from tightfit.gpus import CUDA_CONTEXT, GPU, TYPICAL_MULTIPROCESSORS, find_gpus, gpu_table, usable
 from tightfit.messages import Message, msg
-from tightfit.processes import run_in_fork
-from tightfit.system import total_memory, usable_memory
+from tightfit.system.memory import total_memory, usable_memory
+from tightfit.system.processes import run_in_fork
 from tightfit.units import format_bytes, parse_bytes
 
 KINDS = ("cpu", "cuda", "mps")

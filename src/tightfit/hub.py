@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from tightfit.activity import activity, is_shown
 from tightfit.messages import msg
-from tightfit.processes import SharedSetting
+from tightfit.system.processes import SharedSetting
 
 _SECONDS = 5.0  # for an answer of any kind
 _FORGET = 60.0  # seconds after which a hub that did not answer is asked again

@@ -28,12 +28,12 @@ from tightfit.display import Display
 from tightfit.engine.loss import label_counts
 from tightfit.engine.oom import release_memory_on_error
 from tightfit.errors import DataError, Interrupted, ModelError, OutputError
-from tightfit.files import atomic_file
 from tightfit.messages import Message, msg
 from tightfit.models import load_config, load_model, load_tokenizer
 from tightfit.runs.folder import resume_command
 from tightfit.runs.quality_notes import with_notes
 from tightfit.runs.record import Run, load_run
+from tightfit.system.files import atomic_file
 from tightfit.tasks import find_task
 from tightfit.tasks.base import ModelInputs, Prediction, Task
 from tightfit.tasks.quality import LOSS, Quality, Scoring

@@ -9,8 +9,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tightfit.errors import BadInput, short_repr, suggest, why_invalid
-from tightfit.files import atomic_write
 from tightfit.messages import Message, clauses, msg
+from tightfit.system.files import atomic_write
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

@@ -16,7 +16,7 @@ from tightfit.errors import ModelError, first_line, is_out_of_memory, short_repr
 from tightfit.hub import HubUnreachable, hub_access
 from tightfit.messages import Message, msg
 from tightfit.optional_imports import allow_imports
-from tightfit.processes import SharedSetting
+from tightfit.system.processes import SharedSetting
 
 if TYPE_CHECKING:
     from torch import nn

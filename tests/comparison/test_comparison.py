@@ -33,7 +33,6 @@ from tightfit.errors import BadInput, OutputError, RunFailed
 from tightfit.i18n import render, using_language
 from tightfit.messages import msg, verbatim
 from tightfit.optional_imports import slim_process
-from tightfit.processes import Worker
 from tightfit.report.charts import comparison_chart
 from tightfit.report.comparison import (
     TITLE,
@@ -42,6 +41,7 @@ from tightfit.report.comparison import (
     comparison_as_text,
     write_comparison,
 )
+from tightfit.system.processes import Worker
 from tightfit.timing import calibrate
 
 Tasks = list[tuple[Any, ...]]

@@ -14,7 +14,7 @@ import pytest
 from tightfit import Job
 from tightfit.engine import dataset
 from tightfit.engine.dataset import read_stats
-from tightfit.processes import usable_cpus
+from tightfit.system.processes import usable_cpus
 
 _PREFETCH = """
 import json, multiprocessing, sys

@@ -15,10 +15,10 @@ from conftest import write_reviews
 
 from tightfit.comparison.runner import run_comparison
 from tightfit.errors import OutputError
-from tightfit.processes import run_in_fork
 from tightfit.runs import lock
 from tightfit.runs.folder import latest_checkpoint
 from tightfit.runs.lock import FILE, locked_folder
+from tightfit.system.processes import run_in_fork
 from tightfit.training.checkpoints import latest_valid_checkpoint
 
 _HOLD = """

@@ -11,7 +11,6 @@ from parts import skip_unless_installed
 from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
 from tightfit.device import GPUS, Device, find_device
-from tightfit.processes import usable_cpus
 from tightfit.simulation.job_simulation import (
     Simulation,
     SimulationSetup,
@@ -23,6 +22,7 @@ from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Changes
 from tightfit.strategies.recipe import Recipe, parse_strategy
+from tightfit.system.processes import usable_cpus
 
 CPU = find_device("cpu")
 LENGTHS = Lengths.uniform(8, 24)

@@ -9,7 +9,7 @@ from typing import Any
 from stress.fixtures import NO_DROPOUT, Workspace, losses, start_child, wait_for
 
 from tightfit import load_run
-from tightfit.system import proc_status
+from tightfit.system.memory import proc_status
 
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 20480}
 JOB = {"batch_size": 48, "max_length": 32, "epochs": 2}

@@ -18,8 +18,8 @@ from stress.kills import Kills
 
 from tightfit.engine.meter import ResidentProbe
 from tightfit.errors import OutputError, SaveFailed
-from tightfit.files import atomic_dir, atomic_write, remove_stale
-from tightfit.system import tuned_malloc
+from tightfit.system.files import atomic_dir, atomic_write, remove_stale
+from tightfit.system.memory import tuned_malloc
 from tightfit.training.checkpoints import (
     MANIFEST,
     find_corruption,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tightfit import system
 from tightfit.device import Device
 from tightfit.errors import is_out_of_memory
+from tightfit.system import memory
 from tightfit.training import memory_limit
 
 CPU = Device("cpu", "this machine's CPU", bf16=True, fp16=False)
@@ -25,7 +25,7 @@ def allocate(mebibytes: int) -> torch.Tensor:
 
 
 def test_a_budget_limits_allocations_until_the_block_ends() -> None:
-    budget = system.proc_status("VmRSS") + 200 * MIB
+    budget = memory.proc_status("VmRSS") + 200 * MIB
     with memory_limit.limit_memory(CPU, print, budget):
         allocate(60)
         with pytest.raises(RuntimeError) as failure:
@@ -38,7 +38,7 @@ def test_a_budget_limits_allocations_until_the_block_ends() -> None:
 def test_the_limit_follows_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_limit.limit_memory(CPU, print):
         allocate(300)
-        monkeypatch.setattr(system, "available_memory", lambda: system.RESERVE + 50 * MIB)
+        monkeypatch.setattr(memory, "available_memory", lambda: memory.RESERVE + 50 * MIB)
         time.sleep(3 * memory_limit._POLL_SECONDS)
         with pytest.raises(RuntimeError) as failure:
             allocate(300)
@@ -61,7 +61,7 @@ def test_polling_continues_after_a_failed_check() -> None:
     assert len(calls) > 3
 
 
-@pytest.mark.parametrize("files", [system._CGROUPS[0], system._CGROUPS[1]], ids=["v2", "v1"])
+@pytest.mark.parametrize("files", [memory._CGROUPS[0], memory._CGROUPS[1]], ids=["v2", "v1"])
 def test_headroom_in_a_container_comes_from_its_cgroup(
     files: tuple[tuple[str, ...], str, tuple[str, str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,16 +70,16 @@ def test_headroom_in_a_container_comes_from_its_cgroup(
     (tmp_path / usage).write_text(f"{700 * MIB}\n")
     cached = f"{read_once} {100 * MIB}\n{read_often} {70 * MIB}\n{mapped} {70 * MIB}\n"
     (tmp_path / "memory.stat").write_text(f"anon 5\n{cached}")
-    monkeypatch.setattr(system, "_cgroup_dirs", lambda: [tmp_path])
-    assert [group.headroom for group in system.cgroups()] == [400 * MIB]
-    assert memory_limit.headroom() == 400 * MIB - system.RESERVE
+    monkeypatch.setattr(memory, "_cgroup_dirs", lambda: [tmp_path])
+    assert [group.headroom for group in memory.cgroups()] == [400 * MIB]
+    assert memory_limit.headroom() == 400 * MIB - memory.RESERVE
     monkeypatch.setattr(memory_limit, "proc_status", lambda field, default=None: 300 * MIB)
     assert memory_limit.headroom(1000 * MIB) == 400 * MIB, "a container sized for the budget is used completely"
     assert memory_limit.headroom(900 * MIB) == 300 * MIB
     assert memory_limit.headroom(1000 * MIB + 3276) == 400 * MIB, "the kernel rounds its limit down to whole pages"
-    assert memory_limit.headroom(2000 * MIB) == 400 * MIB - system.RESERVE, "the container is smaller than the budget"
+    assert memory_limit.headroom(2000 * MIB) == 400 * MIB - memory.RESERVE, "the container is smaller than the budget"
     (tmp_path / limit).write_text("max\n")
-    assert list(system.cgroups()) == []
+    assert list(memory.cgroups()) == []
 
 
 def test_swapping_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:

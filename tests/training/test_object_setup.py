@@ -16,7 +16,7 @@ from tightfit.data.batch_spec import BatchSpec
 from tightfit.device import find_device
 from tightfit.engine.meter import meter_for
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import tuned_malloc
+from tightfit.system.memory import tuned_malloc
 from tightfit.training.object_setup import ObjectSetup
 
 RUN = "import sys; sys.path[:0] = sys.argv[1:3]; import test_object_setup; test_object_setup.train(*sys.argv[3:])"

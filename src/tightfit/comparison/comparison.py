@@ -15,10 +15,10 @@ from tightfit.data.labels import Labels
 from tightfit.device import find_device
 from tightfit.display import Display
 from tightfit.errors import BadInput, suggest
-from tightfit.files import atomic_write
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.files import atomic_write
 from tightfit.tasks import find_task
 from tightfit.tasks.quality import Scoring
 

@@ -21,11 +21,11 @@ from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
 from tightfit.messages import name as name_of
 from tightfit.optional_imports import slim_process
-from tightfit.processes import Worker
 from tightfit.runs.lock import FILE as LOCK_FILE
 from tightfit.runs.lock import locked_folder
 from tightfit.runs.record import Run, versions
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.processes import Worker
 from tightfit.units import format_bytes, parse_bytes
 
 _TRAINING = "training"

@@ -16,7 +16,7 @@ from tightfit.data.encoding import detect_encoding
 from tightfit.data.header import HeaderHints
 from tightfit.errors import DataError
 from tightfit.messages import Message, msg
-from tightfit.processes import SharedSetting
+from tightfit.system.processes import SharedSetting
 
 _DELIMITERS = (",", ";", "\t")
 _QUOTED = re.compile(r'"(?:[^"]|"")*("|$)')

@@ -15,11 +15,11 @@ from tightfit.data.encoding import detect_encoding
 from tightfit.data.header import HeaderHints
 from tightfit.data.readers import Row, Table, is_table, open_table, supported_extensions
 from tightfit.errors import DataError, closest_name, first_line
-from tightfit.files import digest_of
 from tightfit.hub import HubUnreachable, hub_access
 from tightfit.messages import Message, msg
 from tightfit.optional_imports import ARROW, allow_imports
-from tightfit.processes import SharedSetting
+from tightfit.system.files import digest_of
+from tightfit.system.processes import SharedSetting
 
 _TRAIN = ("train", "training")
 _VALIDATION = ("validation", "valid", "val", "dev", "eval")

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import Rows
 from tightfit.errors import BadInput, DataError
-from tightfit.files import atomic_dir
 from tightfit.messages import Message, msg
+from tightfit.system.files import atomic_dir
 
 HELD_OUT = 0.1
 FOLDER = "split"

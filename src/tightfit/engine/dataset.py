@@ -21,7 +21,7 @@ from tightfit.data.split import Split, split_rows
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
-from tightfit.processes import Prefetch, usable_cpus
+from tightfit.system.processes import Prefetch, usable_cpus
 from tightfit.tasks import check_look, check_task, find_task
 from tightfit.tasks.base import Task
 

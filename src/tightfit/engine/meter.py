@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tightfit.device import Device
-from tightfit.system import proc_status
+from tightfit.system.memory import proc_status
 
 OTHER = "between"
 

@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from tightfit.engine.oom_message import read_message
 from tightfit.errors import Interrupted, OutOfMemory, RunFailed, first_line, is_out_of_memory
 from tightfit.messages import Message, in_sequence, msg
-from tightfit.system import trim_malloc
+from tightfit.system.memory import trim_malloc
 from tightfit.units import format_bytes
 
 P = ParamSpec("P")

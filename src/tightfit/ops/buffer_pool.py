@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tightfit.compat import current_graph_task_id, storage_id, storage_use_count
-from tightfit.system import MALLOC_THRESHOLD
+from tightfit.system.memory import MALLOC_THRESHOLD
 
 MIN_BYTES = MALLOC_THRESHOLD  # the C library does not return smaller blocks to the system
 _UNSHARED = 1  # use count of a storage that only the pool refers to

@@ -10,10 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tightfit.device import AUTO
 from tightfit.errors import BadInput, short_repr, suggest, why_invalid
-from tightfit.files import atomic_write, digest_of
 from tightfit.job import Job, at_key, job_values
 from tightfit.messages import Message, msg
 from tightfit.planning.plan import Plan
+from tightfit.system.files import atomic_write, digest_of
 from tightfit.units import exact_size, format_bytes
 
 VERSION = 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tightfit.errors import RunFailed
 from tightfit.messages import msg, verbatim
-from tightfit.processes import be_killed_first
+from tightfit.system.processes import be_killed_first
 
 MODEL = """\
 # As wide as the buffers that matmul kernels keep; the model's own code and that of loading weights is imported too.

@@ -11,10 +11,10 @@ from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
 from tightfit.planning.selection import Selection
-from tightfit.processes import run_in_fork
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.job_simulation import Simulation
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.processes import run_in_fork
 from tightfit.timing import step_time_on
 from tightfit.units import format_bytes
 

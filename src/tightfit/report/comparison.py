@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from tightfit.comparison.comparison import KINDS, Comparison, ComparisonRow, kinds_of, parent_row, savings
-from tightfit.files import atomic_write
 from tightfit.i18n import ENGLISH, Render, render, renderer
 from tightfit.messages import Message, clauses, msg, name
 from tightfit.report.charts import COLOURS, as_png, as_svg, chinese_font, comparison_chart
 from tightfit.report.html import page
 from tightfit.report.names import kind_name, phase_name, score
 from tightfit.report.terminal import aligned
+from tightfit.system.files import atomic_write
 from tightfit.units import format_bytes, format_seconds, format_steps
 
 _BAR, _WIDTH = 16, 100

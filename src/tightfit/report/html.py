@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightfit.errors import BadInput, OutputError
-from tightfit.files import atomic_write
 from tightfit.i18n import ENGLISH, Render, check_language, current_language, render, renderer
 from tightfit.messages import Message, msg, name
 from tightfit.report import figures, quality, sections
@@ -22,6 +21,7 @@ from tightfit.runs.header import load_header
 from tightfit.runs.record import Run
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies.base import MemoryKind
+from tightfit.system.files import atomic_write
 from tightfit.tasks.classes import LABEL_HEADINGS
 from tightfit.tasks.quality import Metric
 from tightfit.units import format_bytes, format_count, format_seconds

@@ -13,13 +13,13 @@ from typing import Any
 from tightfit.data.labels import Labels
 from tightfit.data.split import FOLDER
 from tightfit.errors import BadInput, OutputError
-from tightfit.files import is_stale
 from tightfit.job import Job, read_job_file
 from tightfit.messages import Message, msg
 from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.header import RunHeader, load_header
 from tightfit.runs.lock import FILE as LOCK_FILE
 from tightfit.runs.record import FILE, DataSummary, Run, load_run
+from tightfit.system.files import is_stale
 from tightfit.tasks import find_task
 from tightfit.tasks.quality import Scoring
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tightfit.files import atomic_write
 from tightfit.messages import Message, as_data, from_data
 from tightfit.runs.record import DataSummary
+from tightfit.system.files import atomic_write
 
 FILE = "start.json"
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict
 from tightfit.data.labels import Labels
 from tightfit.display import Display
 from tightfit.errors import BadInput
-from tightfit.files import atomic_write
 from tightfit.job import Job
 from tightfit.messages import Message, msg
+from tightfit.system.files import atomic_write
 from tightfit.tasks import find_task
 from tightfit.tasks.quality import Quality, Scoring
 

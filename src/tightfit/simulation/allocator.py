@@ -1,7 +1,7 @@
 """Allocator models: the memory that a device's allocator holds while blocks are allocated and freed.
 
-On a CPU, large blocks are mmapped pages that are returned when freed (see `tuned_malloc` in system.py), and small ones
-live in the heap. GPU memory goes through torch's caching allocator, which reserves segments and keeps them.
+On a CPU, large blocks are mmapped pages that are returned when freed (see `tuned_malloc` in system/memory.py), and
+small ones live in the heap. GPU memory goes through torch's caching allocator, which reserves segments and keeps them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from tightfit.device import Device
 from tightfit.simulation.scaling import Array
 from tightfit.simulation.timeline import Timeline
-from tightfit.system import MALLOC_THRESHOLD
+from tightfit.system.memory import MALLOC_THRESHOLD
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _PAGE = 4 * _KIB

@@ -23,7 +23,6 @@ from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
 from tightfit.models import load_tokenizer
-from tightfit.processes import map_in_forks, usable_cpus
 from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
 from tightfit.simulation.known_values import Unknowns, trace_answers
@@ -38,7 +37,8 @@ from tightfit.simulation.worst_case import Lengths, WorstShapes
 from tightfit.strategies.base import Changes
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import usable_memory
+from tightfit.system.memory import usable_memory
+from tightfit.system.processes import map_in_forks, usable_cpus
 from tightfit.tasks import find_task
 
 if TYPE_CHECKING:

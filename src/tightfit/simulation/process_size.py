@@ -13,12 +13,12 @@ from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.meter import resident_bytes
 from tightfit.messages import Message, msg
 from tightfit.optional_imports import is_slim
-from tightfit.processes import run_in_fork
 from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.strategies.adamw import AdamW
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import trim_malloc, tuned_malloc
+from tightfit.system.memory import trim_malloc, tuned_malloc
+from tightfit.system.processes import run_in_fork
 from tightfit.units import format_bytes
 
 
@@ -34,8 +34,6 @@ def process_bytes(device: Device, *, loads_weights: bool = False) -> int:
 
 def keep_process_sizes() -> None:
     """Measure the sizes of this process now and keep them: for a worker, whose traces are in no training's process."""
-    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
-
     for loads_weights in (False, True):  # what the second one imports stays
         _kept_sizes[loads_weights] = _measured_size(loads_weights)
 

@@ -32,7 +32,6 @@ from tightfit.messages import Message
 from tightfit.models import quiet_transformers
 from tightfit.ops.buffer_pool import release_active
 from tightfit.ops.fake import new_context, on_host, row_lengths
-from tightfit.processes import process_lock
 from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
 from tightfit.simulation.known_values import Unknowns
 from tightfit.simulation.op_counts import OpCounts
@@ -42,6 +41,7 @@ from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
 from tightfit.strategies.parts import Parts, Precision
+from tightfit.system.processes import process_lock
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from tightfit.activity import MEASURING, activity
-from tightfit.files import atomic_write
 from tightfit.messages import Message, as_data, from_data, msg
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
-from tightfit.system import tuned_malloc
+from tightfit.system.files import atomic_write
+from tightfit.system.memory import tuned_malloc
 from tightfit.timing.cpu_load import CpuShare, is_idle, one_core, time_runs
 from tightfit.timing.microbench import OpRecorder, bench_16bit, bench_ops, best_of, fit_matmul, optimizers
 from tightfit.timing.predicted_step_time import Rates

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from tightfit.engine.step import restore
 from tightfit.errors import OutputError, SaveFailed, first_line, is_out_of_memory
-from tightfit.files import atomic_dir, atomic_remove, chunks_of
 from tightfit.messages import Message, msg
 from tightfit.runs.folder import MANIFEST, checkpoints_in, latest_checkpoint, resume_command, step_of
+from tightfit.system.files import atomic_dir, atomic_remove, chunks_of
 from tightfit.units import format_bytes
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Callable, Iterator
 from mmap import PAGESIZE
 
-from tightfit import system
 from tightfit.device import Device
 from tightfit.messages import Message, msg
-from tightfit.system import RESERVE, proc_status
+from tightfit.system import memory
+from tightfit.system.memory import RESERVE, proc_status
 from tightfit.units import format_bytes
 
 _POLL_SECONDS = 0.1
@@ -145,8 +145,8 @@ def headroom(budget: int | None = None) -> int:
     A budget covers the resident memory of the whole process, libraries included, as meter and planner count it.
     """
     limits = [
-        system.available_memory() - RESERVE,
-        *(group.headroom - _reserve(group.limit, budget) for group in system.cgroups()),
+        memory.available_memory() - RESERVE,
+        *(group.headroom - _reserve(group.limit, budget) for group in memory.cgroups()),
     ]
     if budget is not None:
         limits.append(budget - proc_status("VmRSS", 0))

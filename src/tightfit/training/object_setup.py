@@ -15,12 +15,12 @@ from tightfit.engine.meter import Meter
 from tightfit.engine.model_source import GivenModel
 from tightfit.errors import BadInput
 from tightfit.messages import msg
-from tightfit.processes import run_in_fork
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.processes import run_in_fork
 from tightfit.training.preflight import find_worst_batch
 from tightfit.training.trainer import Trainer
 

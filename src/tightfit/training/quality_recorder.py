@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tightfit.files import atomic_write
+from tightfit.system.files import atomic_write
 from tightfit.tasks.base import ModelInputs, Task
 from tightfit.tasks.quality import Quality
 

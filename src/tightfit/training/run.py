@@ -35,7 +35,6 @@ from tightfit.errors import (
     is_out_of_memory,
     suggest,
 )
-from tightfit.files import atomic_dir, remove_stale
 from tightfit.job import Job, write_job_file
 from tightfit.messages import Message, msg
 from tightfit.models import quiet_transformers
@@ -43,7 +42,6 @@ from tightfit.optional_imports import allow_imports
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.select import Selector
 from tightfit.planning.selection import Selection, is_chosen
-from tightfit.processes import process_lock
 from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, resume_command, step_of
 from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
@@ -56,7 +54,9 @@ from tightfit.runs.resume import (
     resume_notes,
 )
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import trim_malloc, tuned_malloc
+from tightfit.system.files import atomic_dir, remove_stale
+from tightfit.system.memory import trim_malloc, tuned_malloc
+from tightfit.system.processes import process_lock
 from tightfit.tasks import check_task, find_task
 from tightfit.tasks.quality import Scoring
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint

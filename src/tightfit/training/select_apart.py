@@ -16,9 +16,9 @@ from tightfit.job import Job
 from tightfit.optional_imports import is_slim, slim_process
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.selection import Selection
-from tightfit.processes import Worker, be_killed_first
 from tightfit.strategies.recipe import Recipe
-from tightfit.system import usable_memory
+from tightfit.system.memory import usable_memory
+from tightfit.system.processes import Worker, be_killed_first
 from tightfit.units import parse_bytes
 
 _SHORT = 1 << 30  # with more, planning fits beside this process, and a second start of the libraries is saved

@@ -29,7 +29,6 @@ from tightfit.errors import OutputError, RecipeError, first_line
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
-from tightfit.processes import run_in_fork
 from tightfit.runs.header import LengthStats, SmallerRecipe
 from tightfit.runs.record import DataSummary
 from tightfit.simulation.estimate import Estimate
@@ -37,6 +36,7 @@ from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.processes import run_in_fork
 from tightfit.tasks import find_task
 from tightfit.tasks.base import ModelInputs
 from tightfit.tasks.quality import Scoring

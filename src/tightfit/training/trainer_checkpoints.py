@@ -16,10 +16,10 @@ from tightfit.compat import reset_unscaled, set_last_lr
 from tightfit.engine.meter import Meter
 from tightfit.engine.oom import free_memory
 from tightfit.engine.step import save
-from tightfit.files import atomic_remove
 from tightfit.messages import msg
 from tightfit.optimizers.in_backward import reset_grad_norms
 from tightfit.strategies.parts import Parts
+from tightfit.system.files import atomic_remove
 from tightfit.training.checkpoints import (
     as_load_error,
     find_corruption,

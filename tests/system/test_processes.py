@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tightfit.errors import BadInput, Interrupted, RunFailed
-from tightfit.processes import ProcessLock, SharedSetting, Worker, WorkerTraceback, map_in_forks, run_in_fork
+from tightfit.system.processes import ProcessLock, SharedSetting, Worker, WorkerTraceback, map_in_forks, run_in_fork
 from worker_functions import fork_and_sleep, kill_this_process, print_and_exit, set_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other platforms do not fork")
@@ -67,7 +67,7 @@ def test_ctrl_c_stops_the_forked_process() -> None:
 
 SCRIPT = """
 import torch
-from tightfit.processes import run_in_fork
+from tightfit.system.processes import run_in_fork
 
 torch.set_num_threads(2)
 values = torch.rand(512, 768)
@@ -155,7 +155,7 @@ def test_a_function_that_no_other_process_can_import_is_rejected(worker: Worker)
     with pytest.raises(BadInput, match="importable from a module"):
         worker.call(lambda: 1)
     script = """
-from tightfit.processes import Worker
+from tightfit.system.processes import Worker
 
 print("main is run")
 def mine(): pass
@@ -217,7 +217,7 @@ import sys
 from pathlib import Path
 sys.path.append(sys.argv[2])
 from worker_functions import fork_and_sleep
-from tightfit.processes import Worker
+from tightfit.system.processes import Worker
 
 Worker().submit(fork_and_sleep, Path(sys.argv[1]))
 print("ready", flush=True)
@@ -227,7 +227,7 @@ sys.stdin.read(1)
 
 @pytest.mark.parametrize("number", [None, signal.SIGKILL], ids=["exit", "kill -9"])
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path, number: int | None) -> None:
-    command = [sys.executable, "-c", SLEEPING, str(tmp_path / "pids"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", SLEEPING, str(tmp_path / "pids"), str(Path(__file__).parents[1])]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         wait_until((tmp_path / "pids").exists, 60)
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]

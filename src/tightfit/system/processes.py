@@ -351,7 +351,7 @@ class WorkerTraceback(Exception):
 
 _BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; "
-    "from tightfit.processes import serve_requests; serve_requests()"
+    "from tightfit.system.processes import serve_requests; serve_requests()"
 )
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tightfit import system
+from tightfit.system import memory
 
-pytestmark = pytest.mark.skipif(system._glibc() is None, reason="only glibc's malloc is tuned")
+pytestmark = pytest.mark.skipif(memory._glibc() is None, reason="only glibc's malloc is tuned")
 MIB = 1 << 20
 
 
@@ -41,8 +41,8 @@ def is_mmapped(size: int) -> bool:
 
 
 NESTED = """
-from test_system import MIB, is_mmapped
-from tightfit.system import tuned_malloc
+from test_memory import MIB, is_mmapped
+from tightfit.system.memory import tuned_malloc
 
 with tuned_malloc():
     found = [is_mmapped(MIB)]
@@ -65,8 +65,8 @@ def test_large_blocks_are_returned_to_the_system_only_while_malloc_is_tuned() ->
 
 
 SCRIPT = """
-from test_system import MIB, is_mmapped
-from tightfit.system import tuned_malloc
+from test_memory import MIB, is_mmapped
+from tightfit.system.memory import tuned_malloc
 
 with tuned_malloc():
     pass
@@ -85,9 +85,9 @@ def test_thresholds_of_the_environment_are_restored(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with 8 GiB to give out and without limits; this process holds 100 MiB."""
-    monkeypatch.setattr(system, "available_memory", lambda: 8192 * MIB)
-    monkeypatch.setattr(system, "proc_status", lambda field, default=None: 100 * MIB)
-    monkeypatch.setattr(system, "_cgroup_dirs", lambda: [tmp_path, tmp_path / "outer"])
+    monkeypatch.setattr(memory, "available_memory", lambda: 8192 * MIB)
+    monkeypatch.setattr(memory, "proc_status", lambda field, default=None: 100 * MIB)
+    monkeypatch.setattr(memory, "_cgroup_dirs", lambda: [tmp_path, tmp_path / "outer"])
     (tmp_path / "outer").mkdir()
     return tmp_path
 
@@ -101,39 +101,39 @@ def limit(folder: Path, maximum: int, used: int, cached: int, high: str = "max")
 
 
 def test_without_limits_the_machine_is_what_can_be_used(machine: Path) -> None:
-    assert system.usable_memory() == (8192 + 100) * MIB - system.RESERVE
+    assert memory.usable_memory() == (8192 + 100) * MIB - memory.RESERVE
 
 
 def test_a_container_of_its_own_can_be_used_completely(machine: Path) -> None:
     """Of 400 MiB, 300 are page cache that is given back, and 100 are this process."""
     limit(machine, 1000, 400, 300)
-    assert system.usable_memory() == 1000 * MIB
-    assert system.total_memory() == 1000 * MIB
+    assert memory.usable_memory() == 1000 * MIB
+    assert memory.total_memory() == 1000 * MIB
 
 
 def test_what_others_hold_in_the_container_cannot_be_used(machine: Path) -> None:
     limit(machine, 1000, 400, 0)
-    assert system.usable_memory() == 700 * MIB
+    assert memory.usable_memory() == 700 * MIB
 
 
 def test_the_smallest_of_nested_cgroups_and_its_soft_limit_count(machine: Path) -> None:
     limit(machine, 1000, 100, 0)
     limit(machine / "outer", 2000, 1600, 0, high=str(1900 * MIB))
-    assert system.usable_memory() == 400 * MIB
+    assert memory.usable_memory() == 400 * MIB
 
 
 def test_all_cgroups_that_this_process_is_nested_in_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "4:memory:/slurm/job\n1:cpu:/slurm\n0::/user\n"
-    monkeypatch.setattr(system, "_ROOT", tmp_path)
-    monkeypatch.setattr(system, "_OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_CGROUPS", tmp_path / "own")
     (tmp_path / "own").write_text(lines)
     (tmp_path / "memory" / "slurm" / "job").mkdir(parents=True)
     nested = tmp_path / "memory" / "slurm"
-    assert list(system._cgroup_dirs()) == [nested / "job", nested, tmp_path / "memory", tmp_path]
+    assert list(memory._cgroup_dirs()) == [nested / "job", nested, tmp_path / "memory", tmp_path]
 
 
 @pytest.mark.parametrize("option", [resource.RLIMIT_AS, resource.RLIMIT_DATA])
 def test_ulimit_is_a_limit(option: int, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (500 * MIB if kind == option else -1, -1))
-    assert system.usable_memory() == 500 * MIB - system.RESERVE
-    assert system.total_memory() == 500 * MIB
+    assert memory.usable_memory() == 500 * MIB - memory.RESERVE
+    assert memory.total_memory() == 500 * MIB

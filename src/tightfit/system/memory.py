@@ -1,4 +1,4 @@
-"""The operating system: malloc tuning, and the memory that machine, cgroups and ulimit leave to this process.
+"""Memory of the operating system: malloc tuning, and what machine, cgroups and ulimit leave to this process.
 
 glibc keeps freed memory: the same run of BERT-Large peaked at 6.4 GB resident with its defaults and at 2.6 GB with both
 thresholds at 1 MB. At 32 KB the tensors of short micro-batches are returned too, and a simulation predicts the peak
@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tightfit.processes import SharedSetting
+from tightfit.system.processes import SharedSetting
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 MALLOC_THRESHOLD = 32 << 10

@@ -1,0 +1,1 @@
+"""The operating system: memory and its limits, files, other processes."""
