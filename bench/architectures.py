@@ -1,8 +1,8 @@
 """Every architecture with a head for text classification: predicted and measured peak memory. Needs ../shared.
 
 Each one is made small from its own config class, with the tokenizer of bert-base-chinese, and trains two steps in a
-process of its own. Writes records/architectures.json, case by case: a bench that was interrupted continues. `--again`
-repeats the named cases, or those that were not trained with a prediction.
+process of its own. Writes records/architectures.json, case by case: a bench that was interrupted continues. Named cases
+are repeated, and with `--again` those that were not trained with a prediction.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
         data = split(folder, ROWS)
         for architecture in given.names or MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
             known = cases.get(architecture)
-            if known and not (given.again and (given.names or "predicted" not in known)):
+            if known and not given.names and not (given.again and "predicted" not in known):
                 continue
             if given.minutes is not None and time.monotonic() - start > 60 * given.minutes:
                 break
