@@ -19,8 +19,8 @@ from transformers import AutoModelForSequenceClassification, TrainerCallback
 from quality import split, weights
 from tightfit import Job
 from tightfit.device import find_device
-from tightfit.engine.loss import model_loss, weighted_micro_batches
 from tightfit.engine.meter import meter_for
+from tightfit.engine.micro_batch_loss import model_loss, weighted_micro_batches
 from tightfit.engine.step import train_batch
 from tightfit.strategies.recipe import Recipe
 from tightfit.system.memory import tuned_malloc

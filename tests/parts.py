@@ -8,8 +8,8 @@ import pytest
 import torch
 from heads import build, make_batch
 
-from tightfit.data.batches import micro_batches
 from tightfit.data.batching import Batching
+from tightfit.data.micro_batches import micro_batches
 from tightfit.device import Device, find_device
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.adamw import AdamW

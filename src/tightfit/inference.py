@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from tightfit.activity import LOADING, activity
-from tightfit.data.batches import IGNORED, RowLimits
 from tightfit.data.columns import Columns
 from tightfit.data.header import HeaderHints
+from tightfit.data.micro_batches import IGNORED, RowLimits
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import Rows, read_sources
 from tightfit.data.sources import Source, find_sources
@@ -25,7 +25,7 @@ from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens
 from tightfit.device import Device, find_device
 from tightfit.display import Display
-from tightfit.engine.loss import label_counts
+from tightfit.engine.micro_batch_loss import label_counts
 from tightfit.engine.oom import release_memory_on_error
 from tightfit.errors import DataError, Interrupted, ModelError, OutputError
 from tightfit.messages import Message, msg

@@ -21,7 +21,7 @@ from tightfit.data.columns import Columns
 from tightfit.engine.dataset import read_data
 from tightfit.errors import BadInput, PreflightFailed
 from tightfit.planning.export import NOT_EXPORTABLE, _plain, read_columns, unexportable_reason
-from tightfit.planning.select import Selector
+from tightfit.planning.training_recipe import Selector
 from tightfit.runs.record import load_run
 from tightfit.strategies.recipe import Recipe
 from tightfit.training import run as training_run

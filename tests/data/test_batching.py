@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from tightfit.data.batches import RowLimits, micro_batches
 from tightfit.data.batching import Batching
+from tightfit.data.micro_batches import RowLimits, micro_batches
 
 LIMITS = [(8, None), (3, None), (1, None), (8, 1), (8, 7), (8, 24), (5, 60), (8, 10_000)]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from heads import build, gradients, make_batch
 
-from tightfit.engine.loss import label_counts, model_loss, weighted_micro_batches
+from tightfit.engine.micro_batch_loss import label_counts, model_loss, weighted_micro_batches
 from tightfit.engine.step import train_batch
 
 TOLERANCE = 1e-5

@@ -9,7 +9,7 @@ import torch
 from heads import CONFIGS, DROPOUT, build, gradients
 from parts import CPU, batch_of, parts_of
 
-from tightfit.engine.loss import model_loss, weighted_micro_batches
+from tightfit.engine.micro_batch_loss import model_loss, weighted_micro_batches
 from tightfit.engine.step import train_batch
 from tightfit.errors import RecipeError
 from tightfit.ops import offload

@@ -22,7 +22,7 @@ from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Option
 from tightfit.planning.planner import Planner
-from tightfit.planning.select import Selector
+from tightfit.planning.training_recipe import Selector
 from tightfit.report.terminal import plan_as_text
 from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.simulation.job_simulation import SimulationSetup

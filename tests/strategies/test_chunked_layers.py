@@ -9,7 +9,7 @@ import torch
 from heads import CONFIGS, build, gradients
 from parts import ROWS, parts_of, sorted_batch
 
-from tightfit.data.batches import partition_by_tokens
+from tightfit.data.micro_batches import partition_by_tokens
 from tightfit.errors import RecipeError
 from tightfit.ops import buffer_pool
 

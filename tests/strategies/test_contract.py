@@ -15,7 +15,7 @@ from memory import LiveBytes, bytes_of
 from parts import ROWS, batch_of, parts_of
 
 from tightfit.engine.assembly import build_optimizer
-from tightfit.engine.loss import model_loss, weighted_micro_batches
+from tightfit.engine.micro_batch_loss import model_loss, weighted_micro_batches
 from tightfit.engine.step import train_batch
 from tightfit.errors import RecipeError
 from tightfit.strategies import STRATEGIES

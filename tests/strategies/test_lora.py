@@ -45,7 +45,7 @@ def test_merging_keeps_the_logits_and_removes_the_adapter(architecture: str) -> 
 @pytest.mark.parametrize("architecture", CONFIGS)
 @pytest.mark.parametrize("recomputation", ["gradient-checkpointing", "chunked-layers:size=3"])
 def test_gradients_are_the_same_in_recomputed_layers(architecture: str, recomputation: str) -> None:
-    from tightfit.data.batches import micro_batches
+    from tightfit.data.micro_batches import micro_batches
 
     batch = next(micro_batches(make_batch(8), 8, sort=True))[1]
     found = []

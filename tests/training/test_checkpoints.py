@@ -188,7 +188,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.mark.parametrize("number", [0, 2, 4, 5, 6])
 def test_a_killed_run_is_resumed_to_the_same_bits(workspace: Workspace, number: int) -> None:
     """Two killed while writing a checkpoint, one with optimizer-in-backward, two that save only trained weights, one
-    with a 16-bit optimizer; many more in `make test-stress`, and other recipes in test_resume.py."""
+    with a 16-bit optimizer; many more in `make test-stress`, and other recipes in test_resume_checks.py."""
     result = Kills(workspace, seed=number).run_case(number)
     assert result["passed"], result
 

@@ -16,7 +16,7 @@ from parts import parts_of
 from stress.fixtures import Workspace
 from stress.low_memory import ERRORS, Case, MemoryErrors
 
-from tightfit.data.batches import RowLimits
+from tightfit.data.micro_batches import RowLimits
 from tightfit.engine.oom import drop_frames, not_enough_memory, release_memory_on_error
 from tightfit.errors import OutOfMemory, is_out_of_memory
 from tightfit.messages import msg, verbatim

@@ -11,12 +11,13 @@ import typer
 
 from tightfit.activity import EVALUATING, SIMULATING
 from tightfit.cli.demo import run_demo
+from tightfit.cli.exit import exit_with_message, fast_exit, print_error
 from tightfit.cli.help import WIDTH, Command, Group
 from tightfit.cli.language import chosen_language
 from tightfit.cli.options import Lang, Version, build_job, complete_strategy, setting, with_job_settings, with_language
 from tightfit.cli.output import next_line, print_json, stdout, write_json
 from tightfit.cli.prefetch import prefetched
-from tightfit.cli.startup import command_terminal, exit_with_message, fast_exit, print_error, replace_unencodable
+from tightfit.cli.startup import command_terminal, replace_unencodable
 from tightfit.cli.usage import show_usage_error
 from tightfit.demo import BUDGET, demo_in, free_folder
 from tightfit.errors import STOPPED, BadInput, Interrupted

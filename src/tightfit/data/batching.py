@@ -1,4 +1,4 @@
-"""Batching: how a recipe makes batches of the rows and cuts them into micro-batches, and which of these are largest."""
+"""Batching: the batch, micro-batch and chunk sizes of a recipe, and which of its micro-batches are largest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tightfit.data.batches import LengthBuckets, RowLimits, partition_by_tokens
+from tightfit.data.batches import LengthBuckets
+from tightfit.data.micro_batches import RowLimits, partition_by_tokens
 
 if TYPE_CHECKING:
     from tightfit.data.batches import IntArray

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from tightfit.data.batches import Batch
-    from tightfit.engine.loss import LossFn
+    from tightfit.engine.micro_batch_loss import LossFn
     from tightfit.strategies.parts import Parts
 
     PhaseContext = Callable[[str], AbstractContextManager[None]]

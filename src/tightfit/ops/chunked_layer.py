@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tightfit.data.batches import Chunk, RowLimits, partition_by_tokens
+from tightfit.data.micro_batches import Chunk, RowLimits, partition_by_tokens
 from tightfit.errors import RecipeError
 from tightfit.messages import msg
 from tightfit.ops.buffer_pool import BufferPool

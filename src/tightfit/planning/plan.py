@@ -29,6 +29,11 @@ class CandidateEstimate:
     lower_bound: int
     """Bytes; the peak is at least this large."""
 
+    @property
+    def severity(self) -> int:
+        """Of its effect on the result."""
+        return self.recipe.result.severity
+
     def is_similar(self, other: CandidateEstimate) -> bool:
         """Whether both have the same strategies, with any settings, or times too close to tell apart."""
         mine, others = ([strategy.variant for strategy in candidate.recipe.strategies] for candidate in (self, other))
@@ -117,7 +122,7 @@ class Plan(Display):
     length_advice: tuple[Message, ...] = ()
     """What a smaller maximum length would save."""
     suggestions: tuple[Message, ...] = ()
-    """Changes that would make it fit, the smallest first; empty if it fits."""
+    """Changes that would make it fit, those with less effect on the result first; empty if it fits."""
     notes: tuple[Message, ...] = ()
     """Warnings about the budget, the measured speed of the machine and the size of the process."""
 

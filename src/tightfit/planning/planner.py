@@ -7,13 +7,14 @@ fastest is chosen.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from tightfit.device import Budget, Device
-from tightfit.errors import BadInput, DoesNotFit, ModelError, RecipeError
+from tightfit.errors import BadInput, DoesNotFit, RecipeError
 from tightfit.job import Job
 from tightfit.messages import Message, msg
+from tightfit.planning.candidate_estimates import CandidateEstimates
 from tightfit.planning.candidates import candidates, offered
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import (
@@ -23,110 +24,14 @@ from tightfit.planning.plan import (
     reasons_for,
     rejections,
 )
+from tightfit.planning.ranking import Ranking
 from tightfit.planning.suggestions import length_advice, refuse_hopeless, suggestions
-from tightfit.simulation.job_simulation import Simulation, modified_times, trace_in_parallel
+from tightfit.simulation.job_simulation import Simulation, modified_times
 from tightfit.simulation.process_size import process_size_note
-from tightfit.strategies.base import Case, MemoryKind, Result, Stage, Strategy
+from tightfit.strategies.base import Case, MemoryKind, Result, Stage
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, step_time_on
 
-
-@dataclass
-class CandidateEstimates:
-    """Memory and time of the recipes of one job on one device, each computed once."""
-
-    simulation: Simulation
-    step_time: StepTime
-    evaluated: dict[Recipe, Message | None] = field(default_factory=dict)
-    """Evaluated recipes in order, each with the reason why this model or device rules it out, or None."""
-    memory: int | None = None
-    """Bytes that tracing may take in all its processes: a budget for this machine's memory holds for planning too."""
-    _candidates: dict[Recipe, CandidateEstimate | None] = field(default_factory=dict)
-    _rejections: dict[Recipe, Message] = field(default_factory=dict)
-    _options: dict[Recipe, Option] = field(default_factory=dict)
-    _pass_seconds: dict[Recipe, float] = field(default_factory=dict)
-
-    def __contains__(self, recipe: Recipe) -> bool:
-        return recipe in self._candidates
-
-    def for_one_call(self, budget: Budget) -> CandidateEstimates:
-        """A copy that shares all results but lists none as evaluated, so that earlier calls do not affect this one."""
-        return replace(self, evaluated={}, memory=budget.size if budget.device.kind == "cpu" else None)
-
-    @property
-    def rejected(self) -> list[Message]:
-        """Why evaluated recipes cannot be used."""
-        return [reason for reason in self.evaluated.values() if reason is not None]
-
-    def rejected_with(self, pinned: Iterable[Strategy]) -> list[Message]:
-        """Why recipes with all of these strategies cannot be used; others are evaluated only to probe the model."""
-        wanted = set(pinned)
-        return [
-            reason
-            for recipe, reason in self.evaluated.items()
-            if reason is not None and wanted <= set(recipe.strategies)
-        ]
-
-    def rejection(self, recipe: Recipe) -> Message | None:
-        """Why a recipe cannot be used, in this call or an earlier one."""
-        return self._rejections.get(recipe)
-
-    def evaluate(self, recipes: Iterable[Recipe]) -> list[CandidateEstimate]:
-        """Estimates of the recipes that can be used."""
-        recipes = list(dict.fromkeys(recipes))
-        self.trace(recipes)
-        found = [self.candidate(recipe) for recipe in recipes]
-        return [candidate for candidate in found if candidate is not None]
-
-    def trace(self, recipes: Iterable[Recipe]) -> None:
-        """Trace in parallel the recipes that are about to be evaluated."""
-        unknown = [recipe for recipe in (Recipe(), *recipes) if recipe not in self]
-        trace_in_parallel(self.simulation, unknown, self.memory)
-
-    def candidate(self, recipe: Recipe) -> CandidateEstimate | None:
-        """The estimate of one recipe; None if it cannot be used."""
-        if recipe not in self._candidates:
-            self._candidates[recipe] = self._estimate(recipe)
-        self.evaluated.setdefault(recipe, self.rejection(recipe))
-        return self._candidates[recipe]
-
-    def option(self, candidate: CandidateEstimate) -> Option:
-        """The candidate with its complete memory estimate."""
-        if candidate.recipe not in self._options:
-            self._options[candidate.recipe] = Option(
-                recipe=candidate.recipe,
-                estimate=self.simulation.estimate(candidate.recipe),
-                seconds_per_step=None if self.step_time.rates.ranking_only else candidate.seconds_per_step,
-                steps_per_epoch=self.simulation.lengths.per_epoch,
-            )
-        return self._options[candidate.recipe]
-
-    def _estimate(self, recipe: Recipe) -> CandidateEstimate | None:
-        try:
-            lower_bound = self.simulation.lower_bound(recipe)
-        except (RecipeError, ModelError) as error:
-            if isinstance(error, ModelError) and not recipe.strategies:  # no recipe can be simulated
-                raise
-            self._rejections[recipe] = error.message
-            return None
-        seconds = self._forward_backward_seconds(recipe) + self._optimizer_seconds(recipe)
-        return CandidateEstimate(recipe=recipe, seconds_per_step=seconds, lower_bound=lower_bound)
-
-    def _forward_backward_seconds(self, recipe: Recipe) -> float:
-        """The same for every optimizer, unless it steps during backward: then the recipe is traced as a whole."""
-        part = recipe if recipe.steps_in_backward else recipe.gradient_part()
-        if part not in self._pass_seconds:
-            traced, parts = self.simulation.traced(part)
-            self._pass_seconds[part] = self.step_time.forward_backward_seconds(traced, parts, self.simulation.lengths)
-        return self._pass_seconds[part]
-
-    def _optimizer_seconds(self, recipe: Recipe) -> float:
-        traced, _ = self.simulation.traced(recipe)
-        return self.step_time.optimizer_seconds(traced, recipe.optimizer)
-
-
-_ORDER = list(Result)
-_ALTERNATIVES = 5
 _LAST_RESORTS = (Stage.SMALL, Stage.SMALLEST)
 
 
@@ -167,20 +72,22 @@ class Planner:
 
     def _plan_within(self, budget: Budget, constraints: Constraints, take: int | None) -> Plan:
         candidates = self._allowed(budget, constraints)
-        fitting = self._fitting(candidates, budget)
+        ranking = Ranking(self.candidates, budget)
+        fitting = ranking.fitting(candidates)
         if fitting:
-            options = [*self._preferred(budget, constraints), *fitting, *self._smaller(candidates, fitting, budget)]
+            options = [*self._preferred(budget, constraints), *fitting, *ranking.smaller(candidates, fitting)]
             chosen = options[0] if take is None else _taken(take, options[1:])
             return self._plan(budget, chosen, [option for option in options if option is not chosen], constraints)
-        closest = self._closest(candidates)
+        closest = ranking.closest(candidates)
         plan = self._plan(budget, closest, [], constraints, tuple(suggestions(self, closest, budget, constraints)))
         raise DoesNotFit(plan.shortfall, plan)
 
     def if_allowed(self, result: Result, budget: Budget, constraints: Constraints) -> Option | None:
         """The option that would fit if this stronger effect on the result were allowed."""
-        if _ORDER.index(result) <= _ORDER.index(constraints.allow):
+        if result.severity <= constraints.allow.severity:
             return None
-        fitting = self._fitting(self._allowed(budget, replace(constraints, allow=result)), budget)
+        allowed = self._allowed(budget, replace(constraints, allow=result))
+        fitting = Ranking(self.candidates, budget).fitting(allowed)
         return fitting[0] if fitting and fitting[0].result is result else None
 
     def option(self, recipe: Recipe) -> Option | None:
@@ -203,14 +110,14 @@ class Planner:
         constraints = self._avoiding_what_fails(constraints)
         evaluated = self.candidates.evaluate(self._recipes(Stage.USUAL, constraints))
         # A pinned strategy may have a stronger effect on the result than the constraints allow.
-        limit = max(_ORDER.index(constraints.allow), min(map(_severity, evaluated), default=0))
-        allowed = [candidate for candidate in evaluated if _severity(candidate) <= limit]
+        limit = max(constraints.allow.severity, min((candidate.severity for candidate in evaluated), default=0))
+        allowed = [candidate for candidate in evaluated if candidate.severity <= limit]
         for stage in _LAST_RESORTS:
-            if self._any_fits(allowed, budget):
+            if Ranking(self.candidates, budget).any_fits(allowed):
                 break
             more = self.candidates.evaluate(self._recipes(stage, constraints))
-            allowed += [candidate for candidate in more if _severity(candidate) <= limit and candidate not in allowed]
-        if constraints.allow is Result.DIFFERENT and not self._any_fits(allowed, budget):
+            allowed += [candidate for candidate in more if candidate.severity <= limit and candidate not in allowed]
+        if constraints.allow is Result.DIFFERENT and not Ranking(self.candidates, budget).any_fits(allowed):
             allowed += self.candidates.evaluate(self._recipes(Stage.FEWER_PARAMETERS, constraints))
         return self._checked(allowed, constraints)
 
@@ -244,44 +151,11 @@ class Planner:
             raise RecipeError(msg("No recipe is possible: {reason}", reason=reason))
         return candidates
 
-    def _fitting(self, candidates: Iterable[CandidateEstimate], budget: Budget) -> list[Option]:
-        """The best few options; skips other settings of the same strategies and recipes that take about as long."""
-        best: list[CandidateEstimate] = []
-        for candidate in sorted(candidates, key=lambda candidate: (_severity(candidate), candidate.seconds_per_step)):
-            if not any(candidate.is_similar(other) for other in best) and self._fits(candidate, budget):
-                best.append(candidate)
-            if len(best) > _ALTERNATIVES:
-                break
-        return [self.candidates.option(candidate) for candidate in best]
-
     def _preferred(self, budget: Budget, constraints: Constraints) -> list[Option]:
         """The baseline, if nobody asked for less memory than there is and it fits."""
         baseline = self.option(Recipe())
         fits = budget.is_auto and not constraints.pinned and baseline is not None and baseline.fits(budget)
         return [baseline] if fits and baseline is not None else []
-
-    def _smaller(self, candidates: Iterable[CandidateEstimate], shown: list[Option], budget: Budget) -> list[Option]:
-        """The smallest option, if it fits and is not among the shown ones."""
-        smallest = self.candidates.option(min(candidates, key=lambda candidate: candidate.lower_bound))
-        return [smallest] if smallest.peak < min(o.peak for o in shown) and smallest.fits(budget) else []
-
-    def _closest(self, candidates: Iterable[CandidateEstimate]) -> Option:
-        """The option with the smallest upper bound; lower bounds rule out most candidates without a full estimate."""
-        closest: Option | None = None
-        for candidate in sorted(candidates, key=lambda candidate: candidate.lower_bound):
-            if closest is not None and candidate.lower_bound >= closest.upper_bound:
-                break
-            option = self.candidates.option(candidate)
-            closest = option if closest is None or option.upper_bound < closest.upper_bound else closest
-        assert closest is not None  # there is at least one candidate
-        return closest
-
-    def _any_fits(self, candidates: Iterable[CandidateEstimate], budget: Budget) -> bool:
-        smallest_first = sorted(candidates, key=lambda candidate: candidate.lower_bound)
-        return any(self._fits(candidate, budget) for candidate in smallest_first)
-
-    def _fits(self, candidate: CandidateEstimate, budget: Budget) -> bool:
-        return candidate.lower_bound <= budget.size and self.candidates.option(candidate).fits(budget)
 
     def _plan(
         self,
@@ -328,10 +202,6 @@ def _taken(number: int, alternatives: list[Option]) -> Option:
     raise BadInput(
         msg("--take {number} is not one of the plan's alternatives: give 1 to {count}.", number=number, count=count)
     )
-
-
-def _severity(candidate: CandidateEstimate) -> int:
-    return _ORDER.index(candidate.recipe.result)
 
 
 @dataclass

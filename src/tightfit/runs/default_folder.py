@@ -14,7 +14,7 @@ from tightfit.runs.folder import JOB_FILE
 from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.record import FILE as RECORD_FILE
 from tightfit.runs.record import load_run
-from tightfit.runs.resume import CHANGEABLE
+from tightfit.runs.resume_checks import CHANGEABLE
 
 RUNS = Path("runs")
 _LONGEST = 40  # characters of a name

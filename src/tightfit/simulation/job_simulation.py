@@ -16,8 +16,8 @@ from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
 from tightfit.engine.dataset import prefetched_stats
-from tightfit.engine.loss import model_loss
 from tightfit.engine.meter import resident_bytes
+from tightfit.engine.micro_batch_loss import model_loss
 from tightfit.engine.model_source import JobModel, ModelSource
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
@@ -44,7 +44,7 @@ from tightfit.tasks import find_task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tightfit.engine.loss import LossFn
+    from tightfit.engine.micro_batch_loss import LossFn
 
 
 _MIN_BLOCKS = 2  # the first and the last layer (or group of layers) may differ from those between

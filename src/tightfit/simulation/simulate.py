@@ -16,8 +16,8 @@ from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.engine.assembly import build_optimizer
-from tightfit.engine.loss import model_loss
 from tightfit.engine.meter import OTHER
+from tightfit.engine.micro_batch_loss import model_loss
 from tightfit.engine.step import (
     clip_gradients,
     encode_batch,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from tightfit.data.batches import Batch
-    from tightfit.engine.loss import LossFn
+    from tightfit.engine.micro_batch_loss import LossFn
 
 
 with contextlib.suppress(ImportError), quiet_transformers():  # the command line may block peft, see optional_imports.py

@@ -33,6 +33,11 @@ class Result(str, Enum):
     CLOSE = "close"  # not the same numbers, same quality
     DIFFERENT = "different"  # fewer trained parameters or shorter text
 
+    @property
+    def severity(self) -> int:
+        """0 for the least effect."""
+        return list(Result).index(self)
+
 
 class Changes(Flag):
     """What a strategy changes. Strategies are applied in this order, by the last of what they change."""

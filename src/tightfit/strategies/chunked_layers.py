@@ -21,7 +21,7 @@ from typing import ClassVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from tightfit.data.batches import RowLimits
+from tightfit.data.micro_batches import RowLimits
 from tightfit.errors import RecipeError
 from tightfit.messages import Message, msg
 from tightfit.models import layer_stacks

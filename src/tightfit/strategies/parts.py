@@ -8,8 +8,8 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tightfit.data.batches import RowLimits
 from tightfit.data.batching import Batching
+from tightfit.data.micro_batches import RowLimits
 from tightfit.device import Device
 from tightfit.messages import Message
 

@@ -89,8 +89,7 @@ class Recipe:
     @property
     def result(self) -> Result:
         """What the recipe does to the trained model: the strongest effect among its strategies."""
-        order = list(Result)
-        return max((s.result for s in self.strategies), key=order.index, default=Result.SAME)
+        return max((s.result for s in self.strategies), key=lambda result: result.severity, default=Result.SAME)
 
 
 def split_specs(texts: Iterable[str]) -> list[str]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tightfit.data.batches import RowLimits, rows_seen
+from tightfit.data.batches import rows_seen
+from tightfit.data.micro_batches import RowLimits
 from tightfit.data.row_file import FeatureFile, identity_collate
 from tightfit.data.tokens import Tokens
 from tightfit.engine.step import encode_batch

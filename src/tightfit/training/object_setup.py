@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from tightfit.data.batch_spec import BatchSpec
 from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
-from tightfit.engine.loss import model_loss
 from tightfit.engine.meter import Meter
+from tightfit.engine.micro_batch_loss import model_loss
 from tightfit.engine.model_source import GivenModel
 from tightfit.errors import BadInput
 from tightfit.messages import msg

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tightfit.compat import version_of
-from tightfit.data.batches import RowLimits
+from tightfit.data.micro_batches import RowLimits
 from tightfit.engine.oom import drop_frames, free_memory, not_enough_memory
 from tightfit.errors import first_line, is_out_of_memory
 from tightfit.messages import Message, msg, verbatim

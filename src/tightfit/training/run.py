@@ -40,12 +40,12 @@ from tightfit.messages import Message, msg
 from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports
 from tightfit.planning.constraints import Constraints
-from tightfit.planning.select import Selector
 from tightfit.planning.selection import Selection, is_chosen
+from tightfit.planning.training_recipe import Selector
 from tightfit.runs.folder import JOB_FILE, check_run_folder, discard_start, resume_command, step_of
 from tightfit.runs.header import load_header, record_failure
 from tightfit.runs.record import FILE, Run
-from tightfit.runs.resume import (
+from tightfit.runs.resume_checks import (
     check_not_finished,
     check_same_rows,
     check_steps_left,

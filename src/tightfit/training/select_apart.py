@@ -56,7 +56,7 @@ def _select(request: Request, size: int) -> Selection | None:
     """In the fresh process. None on a GPU, whose memory planning does not take, or if the model cannot be simulated."""
     import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
     from tightfit.planning.planner import Planner
-    from tightfit.planning.select import Selector
+    from tightfit.planning.training_recipe import Selector
 
     device = find_device(request.device)
     if device.kind != "cpu":

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from tightfit.data.batching import BatchShape
     from tightfit.engine.meter import Meter
-    from tightfit.planning.select import Selector
     from tightfit.planning.selection import Selection
+    from tightfit.planning.training_recipe import Selector
     from tightfit.simulation.profile import StepProfile
 
 

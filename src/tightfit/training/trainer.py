@@ -15,8 +15,8 @@ from transformers import PrinterCallback
 from tightfit.compat import nested_concat
 from tightfit.data.batches import BucketSampler, LengthBuckets
 from tightfit.engine.assembly import build_optimizer
-from tightfit.engine.loss import label_counts, weighted_micro_batches
 from tightfit.engine.meter import Meter
+from tightfit.engine.micro_batch_loss import label_counts, weighted_micro_batches
 from tightfit.engine.step import clip_gradients, evaluate_batch, optimizer_step, train_batch
 from tightfit.errors import BadInput, OutOfMemory
 from tightfit.messages import msg

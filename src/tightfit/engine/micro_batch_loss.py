@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from tightfit.data.batches import IGNORED, micro_batches
+from tightfit.data.micro_batches import IGNORED, micro_batches
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tightfit.data.batches import Batch, RowLimits
+    from tightfit.data.batches import Batch
+    from tightfit.data.micro_batches import RowLimits
 
     LossFn = Callable[[torch.nn.Module, Batch], torch.Tensor]
 

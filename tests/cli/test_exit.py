@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading, time
-from tightfit.cli.startup import fast_exit
+from tightfit.cli.exit import fast_exit
 
 class Probe:
     def __del__(self):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tightfit.data.batches import Chunk, partition_by_tokens
+from tightfit.data.micro_batches import Chunk, partition_by_tokens
 from tightfit.ops.buffer_pool import BufferPool
 from tightfit.ops.chunked_layer import join_hidden, split_hidden
 

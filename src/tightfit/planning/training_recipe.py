@@ -1,4 +1,4 @@
-"""Recipe selection for training: the baseline or the planned recipe if it fits the budget, else a new plan."""
+"""The recipe of a training run: the baseline or the planned recipe if it fits the budget, else a new plan."""
 
 from __future__ import annotations
 
