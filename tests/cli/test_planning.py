@@ -159,7 +159,7 @@ def test_a_recipe_that_fails_its_preflight_is_replaced_by_another(
     """Both are held to the budget. The test sets the next recipe: tiny ones differ by less than 10 %."""
     budgets: list[int | None] = []
 
-    def limit_memory(device: Any, log: Any, budget: int | None = None) -> Any:
+    def limit_memory(device: Any, log: Any, budget: int | None = None, needed: int | None = None) -> Any:
         budgets.append(budget)
         return contextlib.nullcontext()
 
@@ -310,6 +310,25 @@ def test_without_a_budget_the_baseline_is_trained_if_it_fits(
     run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu")
     assert run.recipe == []
     assert "No --budget: the baseline (no strategies) is trained, which needs" in capsys.readouterr().err
+
+
+def test_what_a_run_needs_is_not_reserved_for_others(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan without a budget counts on all of a container, so the limit while training must not be lower."""
+    limits: list[tuple[int | None, int | None]] = []
+
+    def limit_memory(device: Any, log: Any, budget: int | None = None, needed: int | None = None) -> Any:
+        limits.append((budget, needed))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(training_run, "limit_memory", limit_memory)
+    run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu", quiet=True)
+    [(budget, needed)] = limits
+    assert budget is None
+    assert run.predicted.peak_bytes is not None
+    assert needed is not None
+    assert needed >= run.predicted.peak_bytes
 
 
 def test_without_a_budget_a_plan_is_made_if_the_baseline_does_not_fit(
