@@ -356,6 +356,38 @@ def test_an_alternative_of_a_plan_is_trained(tiny_model: Path, reviews: Path, tm
     assert yaml.safe_load(file.read_text())["use"] == second
 
 
+@pytest.mark.parametrize(
+    ("options", "following"),
+    [
+        ([], "train {job} --budget 3GB"),
+        (["--device", "cpu", "--avoid", "adafactor"], "train {job} --budget 3GB --device cpu --avoid adafactor"),
+        (["--device", "T4"], "train {job} --budget 3GB"),
+        (["--take", "2"], "plan {job} --budget 3GB --take 2 --out plan.yaml && tightfit train plan.yaml"),
+        (["--take", "2", "--out", "mine.yaml"], "train mine.yaml"),
+    ],
+)
+def test_a_plan_ends_with_the_command_that_trains_it(
+    options: list[str], following: str, tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = f"--model {tiny_model} --data {reviews} --max-length 32"
+    done = call("plan", *job.split(), "--budget", "3GB", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["next", "tightfit", *following.format(job=job).split()]
+
+
+def test_a_training_ends_with_its_report_and_the_next_command(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = call("train", "--model", tiny_model, "--data", reviews, "--max-steps", 1, "--max-length", 32, "--out", out)
+    assert done.returncode == 0, done.stderr
+    *_, report, following = done.stdout.splitlines()
+    assert report.split() == ["report", str(out / "report.html")]
+    assert (out / "report.html").is_file()
+    assert following.startswith(f"next      tightfit predict {out} 'The room was clean")
+    space = next(line for line in done.stderr.splitlines() if "of disk space" in line)
+    assert done.stderr.index(space) < done.stderr.index("pre-flight …"), "said before it starts"
+
+
 def test_a_budget_above_the_memory_of_the_machine_gives_a_warning() -> None:
     budget = Budget.of("900TB", "cpu")
     assert budget.warning is not None
