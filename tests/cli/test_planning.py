@@ -159,7 +159,7 @@ def test_a_recipe_that_fails_its_preflight_is_replaced_by_another(
     """Both are held to the budget. The test sets the next recipe: tiny ones differ by less than 10 %."""
     budgets: list[int | None] = []
 
-    def limit_memory(device: Any, log: Any, budget: int | None = None) -> Any:
+    def limit_memory(device: Any, log: Any, budget: int | None = None, needed: int | None = None) -> Any:
         budgets.append(budget)
         return contextlib.nullcontext()
 
@@ -312,6 +312,25 @@ def test_without_a_budget_the_baseline_is_trained_if_it_fits(
     assert "No --budget: the baseline (no strategies) is trained, which needs" in capsys.readouterr().err
 
 
+def test_what_a_run_needs_is_not_reserved_for_others(
+    tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan without a budget counts on all of a container, so the limit while training must not be lower."""
+    limits: list[tuple[int | None, int | None]] = []
+
+    def limit_memory(device: Any, log: Any, budget: int | None = None, needed: int | None = None) -> Any:
+        limits.append((budget, needed))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(training_run, "limit_memory", limit_memory)
+    run = train(job_of(tiny_model, reviews, max_steps=1), out=tmp_path / "run", device="cpu", quiet=True)
+    [(budget, needed)] = limits
+    assert budget is None
+    assert run.predicted.peak_bytes is not None
+    assert needed is not None
+    assert needed >= run.predicted.peak_bytes
+
+
 def test_without_a_budget_a_plan_is_made_if_the_baseline_does_not_fit(
     tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +354,38 @@ def test_an_alternative_of_a_plan_is_trained(tiny_model: Path, reviews: Path, tm
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recipe"] == second
     assert yaml.safe_load(file.read_text())["use"] == second
+
+
+@pytest.mark.parametrize(
+    ("options", "following"),
+    [
+        ([], "train {job} --budget 3GB"),
+        (["--device", "cpu", "--avoid", "adafactor"], "train {job} --budget 3GB --device cpu --avoid adafactor"),
+        (["--device", "T4"], "train {job} --budget 3GB"),
+        (["--take", "2"], "plan {job} --budget 3GB --take 2 --out plan.yaml && tightfit train plan.yaml"),
+        (["--take", "2", "--out", "mine.yaml"], "train mine.yaml"),
+    ],
+)
+def test_a_plan_ends_with_the_command_that_trains_it(
+    options: list[str], following: str, tiny_model: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = f"--model {tiny_model} --data {reviews} --max-length 32"
+    done = call("plan", *job.split(), "--budget", "3GB", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["next", "tightfit", *following.format(job=job).split()]
+
+
+def test_a_training_ends_with_its_report_and_the_next_command(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = call("train", "--model", tiny_model, "--data", reviews, "--max-steps", 1, "--max-length", 32, "--out", out)
+    assert done.returncode == 0, done.stderr
+    *_, report, following = done.stdout.splitlines()
+    assert report.split() == ["report", str(out / "report.html")]
+    assert (out / "report.html").is_file()
+    assert following.startswith(f"next      tightfit predict {out} 'The room was clean")
+    space = next(line for line in done.stderr.splitlines() if "of disk space" in line)
+    assert done.stderr.index(space) < done.stderr.index("pre-flight …"), "said before it starts"
 
 
 def test_a_budget_above_the_memory_of_the_machine_gives_a_warning() -> None:

@@ -78,6 +78,8 @@ def test_headroom_in_a_container_comes_from_its_cgroup(
     assert memory_limit.headroom(900 * MIB) == 300 * MIB
     assert memory_limit.headroom(1000 * MIB + 3276) == 400 * MIB, "the kernel rounds its limit down to whole pages"
     assert memory_limit.headroom(2000 * MIB) == 400 * MIB - memory.RESERVE, "the container is smaller than the budget"
+    assert memory_limit.headroom(needed=990 * MIB) == 390 * MIB, "without a budget, what the run needs is not reserved"
+    assert memory_limit.headroom(needed=500 * MIB) == 400 * MIB - memory.RESERVE
     (tmp_path / limit).write_text("max\n")
     assert list(memory.cgroups()) == []
 

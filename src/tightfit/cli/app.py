@@ -119,7 +119,7 @@ def plan(
 
         show_plan(made, stdout())
         if made.fits:
-            stdout().print(f"\n{render(next_line(next_command(made, request, out)))}", markup=False)
+            stdout().print(f"\n{render(next_line(next_command(made, request, take=take, out=out)))}", markup=False)
     if not made.fits:
         raise SystemExit(1)
 

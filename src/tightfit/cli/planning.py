@@ -86,21 +86,31 @@ def run_plan(
     return made
 
 
-def next_command(made: Plan, request: Request, out: Path | None) -> str:
-    """The command that trains the plan."""
-    return shlex.join(["tightfit", "train", str(out)]) if out else _train_command(made.job, request)
+def next_command(made: Plan, request: Request, *, take: int | None, out: Path | None) -> str:
+    """The command that trains the plan; only a plan file keeps which alternative was taken."""
+    if out is None and take is None:
+        trained_here = made.budget.device.is_here  # `train` knows no other devices
+        return shlex.join(["tightfit", "train", *_options(made.job, request, with_device=trained_here)])
+    train = shlex.join(["tightfit", "train", str(out or _PLAN)])
+    if out is not None:
+        return train
+    options = _options(made.job, request, with_device=True)
+    return f"{shlex.join(['tightfit', 'plan', *options, '--take', str(take), '--out', _PLAN])} && {train}"
 
 
-def _train_command(job: Job, request: Request) -> str:
-    """The command that trains what was planned."""
-    options = {**job_values(job), "budget": request.budget}
+_PLAN = "plan.yaml"
+
+
+def _options(job: Job, request: Request, *, with_device: bool) -> list[str]:
+    """The options of a command for the job that was planned, with the same constraints."""
+    options = {**job_values(job), "budget": request.budget, "device": request.device if with_device else None}
     unset = Job(model=job.model, data=job.data)
     defaults = {name: value for name, value in job_values(unset).items() if name not in ("model", "data")}
     changed = {name: value for name, value in options.items() if value is not None and defaults.get(name) != value}
     arguments = [word for name, value in changed.items() for word in _option(name, value)]
     arguments += [word for spec in request.use or () for word in ("--use", spec)]
     arguments += [word for name in request.avoid or () for word in ("--avoid", name)]
-    return shlex.join(["tightfit", "train", *arguments, *(("--allow", request.allow) if request.allow else ())])
+    return [*arguments, *(("--allow", request.allow) if request.allow else ())]
 
 
 def _option(name: str, value: Any) -> tuple[str, ...]:

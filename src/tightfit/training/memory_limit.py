@@ -25,13 +25,15 @@ _SWAP_WARNING = 256 << 20
 
 
 @contextlib.contextmanager
-def limit_memory(device: Device, log: Callable[[Message], None], budget: int | None = None) -> Iterator[None]:
-    """Limit this process to a budget, or to the memory that the machine has."""
+def limit_memory(
+    device: Device, log: Callable[[Message], None], budget: int | None = None, needed: int | None = None
+) -> Iterator[None]:
+    """Limit this process to a budget, or to the memory that the machine has, of which it is predicted to need some."""
     if device.kind == "cuda":
         with _cap_cuda(device, budget), _polling(_AllocRetryMonitor(device, log).check):
             yield
     elif sys.platform == "linux":
-        limit = _RlimitGuard(budget)
+        limit = _RlimitGuard(budget, needed)
         swap = _SwapMonitor(log)
         try:
             with _polling(limit.update, swap.check):
@@ -84,15 +86,16 @@ def _polling(*checks: Callable[[], None]) -> Iterator[None]:
 class _RlimitGuard:
     """RLIMIT_DATA, the kernel's limit on the private memory of a process, which holds the tensors."""
 
-    def __init__(self, budget: int | None) -> None:
+    def __init__(self, budget: int | None, needed: int | None) -> None:
         import resource
 
-        self._kind, self._resource, self._budget = resource.RLIMIT_DATA, resource, budget
+        self._kind, self._resource = resource.RLIMIT_DATA, resource
+        self._budget, self._needed = budget, needed
         self._before = resource.getrlimit(self._kind)
 
     def update(self) -> None:
         limits = [limit for limit in self._before if limit != self._resource.RLIM_INFINITY]
-        wanted = max(0, proc_status("VmData", 0) + headroom(self._budget))
+        wanted = max(0, proc_status("VmData", 0) + headroom(self._budget, self._needed))
         self._resource.setrlimit(self._kind, (min([wanted, *limits]), self._before[1]))
 
     def release(self) -> None:
@@ -139,25 +142,27 @@ class _AllocRetryMonitor:
             )
 
 
-def headroom(budget: int | None = None) -> int:
+def headroom(budget: int | None = None, needed: int | None = None) -> int:
     """Bytes that this process may still allocate, less a reserve.
 
-    A budget covers the resident memory of the whole process, libraries included, as meter and planner count it.
+    A budget covers the resident memory of the whole process, libraries included, as meter and planner count it. Without
+    one, `needed` is what the run is predicted to take at most.
     """
+    expected = budget if budget is not None else needed
     limits = [
         memory.available_memory() - RESERVE,
-        *(group.headroom - _reserve(group.limit, budget) for group in memory.cgroups()),
+        *(group.headroom - _reserve(group.limit, expected) for group in memory.cgroups()),
     ]
     if budget is not None:
         limits.append(budget - proc_status("VmRSS", 0))
     return min(limits)
 
 
-def _reserve(container: int, budget: int | None) -> int:
-    """In a container sized for the budget only the memory beyond the budget is reserved.
+def _reserve(container: int, expected: int | None) -> int:
+    """In a container as large as the run only the memory beyond the run is reserved: a plan counts on all of it.
 
     The kernel rounds a limit down to whole pages, so a container of 1.2 GB is slightly smaller than a budget of 1.2 GB.
     """
-    if budget is None or budget // PAGESIZE > container // PAGESIZE:
+    if expected is None or expected // PAGESIZE > container // PAGESIZE:
         return RESERVE
-    return min(RESERVE, max(0, container - budget))
+    return min(RESERVE, max(0, container - expected))

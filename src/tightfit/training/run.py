@@ -296,10 +296,11 @@ def _start_meter(device: Device) -> Meter:
 
 def _run(options: RunOptions, setup: TrainingSetup, meter: Meter) -> Run:
     save_and_stop = SaveAndStop(options.folder, options.save_every, options.terminal.log)
+    needed = setup.estimate.error_band[1] if setup.estimate is not None else None
     with (
         options.terminal.progress(meter, setup.scoring) as progress,
         save_and_stop.handle_signals(),
-        limit_memory(options.device, options.terminal.log, options.budget),
+        limit_memory(options.device, options.terminal.log, options.budget, needed),
     ):
         recorder = QualityRecorder(find_task(setup.job.task), setup.model_inputs, options.folder)
         trainer = _trainer(options, setup, meter, progress, save_and_stop, recorder)
