@@ -319,7 +319,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def allocated(build: Loop, gpu: Device) -> int:
-    """As torch's max_memory_allocated: it counts whole blocks, with a remainder of up to 1 MiB that is not split off."""
+    """As torch's max_memory_allocated, which counts whole blocks: a remainder of up to 1 MiB is not split off."""
     traced, _ = trace_loop(build, gpu)
     timeline, allocator, peak = traced.timeline, CachingAllocator(), 0
     sizes, _ = timeline.read([])
