@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ import transformers as hf
 
 from quality import ROOT, SHARED
 from tightfit.device import GPUS, Device, find_gpu
+from tightfit.simulation.allocator import CachingAllocator, MemoryBlock
 from tightfit.simulation.estimate import Estimate
-from tightfit.simulation.own_loop import estimate_loop
-from tightfit.strategies.base import MemoryKind
+from tightfit.simulation.own_loop import estimate_loop, trace_loop
 
 RECORD = ROOT / "records" / "published.json"
 _MIB = 1 << 20
@@ -67,25 +68,27 @@ def sdpa_table(row: Row) -> dict[str, Any]:
 
     def build() -> Callable[[], None]:
         model = language_model(row["model"], attention, dtype).train()
+        cached = cached_keys_and_values(model)
         ids = torch.ones(batch, length, dtype=torch.long)
+        outputs: Any = None
 
         def step() -> None:
+            nonlocal outputs  # the script's variable: those of a step are freed when the next forward pass has ended
             model.zero_grad()
-            out = model(input_ids=ids)
-            loss = out.logits.sum()
-            loss.backward()
+            outputs = model(input_ids=ids), cached.copy()
+            cached.clear()
+            outputs[0].logits.sum().backward()
 
         return step
 
-    estimate = estimate_loop(build, gpu_of(row))
     if not row["value_MiB"]:
-        capacity = gpu_of(row).total_bytes
+        estimate, capacity = estimate_loop(build, gpu_of(row)), gpu_of(row).total_bytes
         return {
             "predicted": round(estimate.peak / _MIB, 1),
             "error": None,
             "reason": f"ran out of memory there; {fits(estimate, capacity)}",
         }
-    return compared(row, allocated(estimate))
+    return compared(row, allocated(build, gpu_of(row)))
 
 
 def language_model(name: str, attention: str, dtype: torch.dtype) -> Any:
@@ -97,6 +100,18 @@ def language_model(name: str, attention: str, dtype: torch.dtype) -> Any:
     model = kind._from_config(config, dtype=dtype, attn_implementation=attention)
     model.tie_weights()
     return model
+
+
+def cached_keys_and_values(model: Any) -> list[torch.Tensor]:
+    """GPT-2 as in transformers 4.42: outputs hold keys and values, and each attention holds the mask of all positions.
+
+    Keys and values are views of the projection's output, which stays allocated with them.
+    """
+    projections: list[torch.Tensor] = []
+    for layer in model.transformer.h if model.config.model_type == "gpt2" else ():
+        layer.attn.register_buffer("bias", torch.ones(1024, 1024, dtype=torch.bool))
+        layer.attn.c_attn.register_forward_hook(lambda _, __, output: projections.append(output.detach()))
+    return projections
 
 
 def trainer_table(row: Row) -> dict[str, Any]:
@@ -146,7 +161,34 @@ def trainer_loop(row: Row) -> Loop:
 
 def classifier() -> Any:
     config = hf.AutoConfig.from_pretrained(SHARED / "models" / "bert-large-uncased")
-    return hf.BertForSequenceClassification._from_config(config, attn_implementation="eager")
+    hf.AttentionInterface.register("of_2022", attention_of_2022)
+    return hf.BertForSequenceClassification._from_config(config, attn_implementation="of_2022")
+
+
+def attention_of_2022(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, dropout: float, **_: Any
+) -> Any:
+    mask = torch.zeros(
+        len(query), 1, 1, key.shape[2]
+    )  # always there, in fp32 also with mixed precision: then the sum is
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling + mask
+    probabilities = torch.nn.functional.dropout(SoftmaxOf2022.apply(scores), dropout, module.training)
+    return torch.matmul(probabilities, value).transpose(1, 2).contiguous(), probabilities
+
+
+class SoftmaxOf2022(torch.autograd.Function):
+    """Until torch 1.10 softmax kept its input for the backward pass, beside its output."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        probabilities = torch.softmax(scores, -1)
+        ctx.save_for_backward(scores, probabilities)
+        return probabilities
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        scores, probabilities = ctx.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradient, probabilities, -1, scores.dtype)
 
 
 def old_optimizer(name: str, model: Any) -> torch.optim.Optimizer:
@@ -195,27 +237,29 @@ def small_gpu(row: Row) -> dict[str, Any]:
 
 
 def vit(row: Row) -> dict[str, Any]:
-    """ViT-Large with torch's foreach Adam, the default on CUDA; memory that the allocator reserved."""
+    """ViT-Large with optimizers for all parameters at once, the default on CUDA; memory that the allocator reserved."""
     bf16, half = row["precision"].startswith("bf16"), row["precision"].startswith("fp16")
-    if "vit_l_16" not in row["model"] or row["optimizer"] != "Adam":
-        return {"predicted": None, "error": None, "reason": "model or optimizer code not stated well enough"}
+    accumulated = int(row["grad_accum_steps"] or 1)
+    if "vit_l_16" not in row["model"]:
+        return {"predicted": None, "error": None, "reason": "several GPUs, which shard the optimizer state"}
 
     def build() -> Callable[[], None]:
-        shape = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-        config = hf.ViTConfig(**shape, num_labels=10, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
         dtype = torch.bfloat16 if bf16 else torch.float32
-        model = hf.ViTForImageClassification._from_config(config, dtype=dtype, attn_implementation="sdpa").train()
-        optimizer = torch.optim.Adam(model.parameters(), lr=5e-5, foreach=True)
+        model = VisionTransformer(dtype)
+        optimizer = OPTIMIZERS[row["optimizer"]](model.parameters())
         rows = int(row["batch_size"])
 
         def step() -> None:
-            pixels = torch.ones(rows, 3, 224, 224, dtype=dtype)
-            for _ in range(int(row["grad_accum_steps"] or 1)):
+            pixels, labels = torch.ones(rows, 3, 224, 224, dtype=dtype), torch.ones(rows, dtype=torch.long)
+            for _ in range(accumulated):
                 with torch.autocast("cpu", torch.float16) if half else contextlib.nullcontext():
-                    loss = model(pixel_values=pixels, labels=torch.ones(rows, dtype=torch.long)).loss
+                    loss = torch.nn.functional.cross_entropy(model(pixels), labels)
+                if accumulated == 1:  # the script's order: gradients of the last step are there in the forward pass
+                    optimizer.zero_grad()
                 loss.backward()
             optimizer.step()
-            optimizer.zero_grad()
+            if accumulated > 1:
+                optimizer.zero_grad()
 
         return step
 
@@ -223,9 +267,73 @@ def vit(row: Row) -> dict[str, Any]:
     return compared(row, estimate.peak)
 
 
-def allocated(estimate: Estimate) -> int:
-    """As torch's max_memory_allocated: without the CUDA context and the allocator's cache."""
-    return max(sum(kinds.values()) - kinds[MemoryKind.ALLOCATOR] for kinds in estimate.phases.values())
+class VisionTransformer(torch.nn.Module):
+    """The layers of torchvision's vit_l_16: torch's own attention, and no dropout."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 1024, kernel_size=16, stride=16, dtype=dtype)
+        self.first = torch.nn.Parameter(torch.zeros(1, 1, 1024, dtype=dtype))
+        self.positions = torch.nn.Parameter(torch.zeros(1, 197, 1024, dtype=dtype))
+        settings: dict[str, Any] = {"activation": "gelu", "batch_first": True, "norm_first": True, "dtype": dtype}
+        layer = partial(torch.nn.TransformerEncoderLayer, 1024, 16, 4096, dropout=0.0, **settings)
+        self.layers = torch.nn.ModuleList(layer() for _ in range(24))
+        self.norm, self.head = torch.nn.LayerNorm(1024, dtype=dtype), torch.nn.Linear(1024, 10, dtype=dtype)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        patches = self.patches(pixels).flatten(2).transpose(1, 2)
+        states = torch.cat([self.first.expand(len(pixels), -1, -1), patches], 1) + self.positions
+        for layer in self.layers:
+            states = layer(states)
+        out: torch.Tensor = self.head(self.norm(states)[:, 0])
+        return out
+
+
+class AdamOf2023(torch.optim.Optimizer):
+    """Adam for all parameters at once, as torch had it until July 2023: the root and the denominator are two copies."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for p in self.param_groups[0]["params"] if p.grad is not None]
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p] |= {name: torch.zeros_like(p) for name in ("mean", "square")}
+        means, squares = ([self.state[p][name] for p in parameters] for name in ("mean", "square"))
+        gradients = [p.grad for p in parameters]
+        torch._foreach_mul_(means, 0.9)
+        torch._foreach_add_(means, gradients, alpha=0.1)
+        torch._foreach_mul_(squares, 0.999)
+        torch._foreach_addcmul_(squares, gradients, gradients, 0.001)
+        roots = torch._foreach_sqrt(squares)
+        denominators = torch._foreach_add(roots, 1e-8)
+        torch._foreach_addcdiv_(parameters, means, denominators, -5e-5)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": AdamOf2023,
+    "SGD + cosine schedule": partial(torch.optim.SGD, lr=0.01, foreach=True),
+}
+
+
+def allocated(build: Loop, gpu: Device) -> int:
+    """As torch's max_memory_allocated, which counts whole blocks: a remainder of up to 1 MiB is not split off."""
+    traced, _ = trace_loop(build, gpu)
+    timeline, allocator, peak = traced.timeline, CachingAllocator(), 0
+    sizes, _ = timeline.read([])
+    used = [index for index in range(len(sizes)) if sizes[index] > 0]
+    frees = [(timeline.free_ticks[index], 0, index) for index in used]
+    allocs = [(timeline.alloc_ticks[index], 1, index) for index in used]
+    blocks: dict[int, MemoryBlock] = {}
+    for _, is_alloc, index in sorted(frees + allocs):
+        if is_alloc:
+            blocks[index] = allocator.alloc(int(sizes[index]))
+        else:
+            allocator.free(blocks.pop(index))
+        peak = max(peak, allocator.allocated)
+    return peak
 
 
 def compared(row: Row, predicted: int) -> dict[str, Any]:

@@ -171,9 +171,9 @@ def _gpu_errors(cells: list[records.GpuCell]) -> list[str]:
 
 
 def published(language: str) -> str:
-    """Error against published measurements, by source."""
-    rows = []
-    for name, errors in records.published_errors().items():
+    """Error against published measurements, by grade and by source."""
+    rows, grades = [], {f"grade {name}": errors for name, errors in records.published_grades().items()}
+    for name, errors in {**grades, **records.published_errors()}.items():
         median = f"{statistics.median(map(abs, errors)):.1%}"
         rows.append((name, str(len(errors)), median, percent(min(errors)), percent(max(errors))))
     return table(HEADINGS["published"][language], rows)

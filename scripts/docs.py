@@ -21,7 +21,7 @@ Numbers come from records/, names and descriptions from src/tightfit; nothing in
     gpu                    simulated GPUs against torch's allocator on the fake GPU          docs/accuracy.md
     hard-limit             runs under a hard memory limit of exactly the budget             docs/accuracy.md
     plan-choice            the chosen recipe against its alternatives, measured             docs/accuracy.md
-    published              error against published GPU measurements, by source              docs/accuracy.md
+    published              error against published GPU measurements, by grade and source    docs/accuracy.md
     published-rows         every published GPU measurement beside its prediction            docs/published.md
     comparison             BERT-Large, every layer, beside transformers.Trainer             docs/benchmarks.md
     recipes-macbert-large  what `tightfit compare` measured for BERT-Large                  docs/benchmarks.md

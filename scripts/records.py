@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).resolve().parent.parent / "records"
-CURRENT = ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2", "hf_pr_28802_bert_sdpa")  # the other sources ran old versions
+CURRENT = ("hf_docs_sdpa_bert", "hf_docs_sdpa_gpt2")  # the other sources ran old versions, or do not say which
+CURRENT_A = "A, current versions"
 _OUTLIERS = 0.02  # share of the runs at either end that the error band leaves out
 
 # Names of files, without .json.
@@ -177,10 +178,18 @@ def published_errors() -> dict[str, list[float]]:
     return errors
 
 
+def published_grades() -> dict[str, list[float]]:
+    """By how much of the configuration the source states; of grade A also those that ran current versions."""
+    rows = [row for row in published_rows() if row["error"] is not None]
+    current = [row["error"] for row in rows if row["grade"] == "A" and row["source"] in CURRENT]
+    grades = {grade: [row["error"] for row in rows if row["grade"] == grade] for grade in "AB"}
+    return {CURRENT_A: current, **grades}
+
+
 def error_band_file() -> str:
-    """Measured over predicted, low and high: our own runs on a CPU, tables of current libraries for GPUs."""
+    """Measured over predicted, low and high: our own runs on a CPU, for GPUs those that others published."""
     cpu = [1 / (1 + run.error) for run in memory_runs()]
-    gpu = [1 / (1 + each) for source, errors in published_errors().items() if source in CURRENT for each in errors]
+    gpu = [1 / (1 + each) for errors in published_errors().values() for each in errors]
     return json.dumps({"cpu": _band(cpu), "cuda": _band(gpu)}) + "\n"
 
 

@@ -97,8 +97,8 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "zh": ("范围", "条数", "已分配：误差中位数", "最大", "已保留：误差中位数", "最低", "最高"),
     },
     "published": {
-        "en": ("source", "rows", "median absolute error", "lowest", "highest"),
-        "zh": ("来源", "条数", "误差绝对值中位数", "最低", "最高"),
+        "en": ("grade or source", "rows", "median absolute error", "lowest", "highest"),
+        "zh": ("等级或来源", "条数", "误差绝对值中位数", "最低", "最高"),
     },
     "published-rows": {
         "en": (

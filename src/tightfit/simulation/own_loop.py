@@ -36,7 +36,7 @@ from torch.optim import optimizer as hooks
 from tightfit.device import Device
 from tightfit.engine.meter import OTHER
 from tightfit.errors import BadInput, ModelError, first_line
-from tightfit.messages import msg
+from tightfit.messages import Message, msg
 from tightfit.simulation.estimate import Estimate, phases_of
 from tightfit.simulation.kernels import scratch_on
 from tightfit.simulation.known_values import Unknowns, trace_answers
@@ -54,10 +54,9 @@ _torch_backward = torch.Tensor.backward
 
 def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
     """Build the training loop on fake tensors, trace two steps, and estimate their memory."""
-    traced, notes = trace_answers(partial(_trace, build, device), lambda traced: live_peak(traced.trace))
-    trace = traced.trace
+    traced, notes = trace_loop(build, device)
     return Estimate(
-        phases=phases_of(Timeline.of(trace, constant_sizes(trace)), device, []),
+        phases=phases_of(traced.timeline, device, []),
         overhead=process_bytes(device),
         device=device,
         parameters=traced.parameters,
@@ -68,15 +67,25 @@ def estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
 
 
 @dataclass(frozen=True)
-class _TracedLoop:
+class TracedLoop:
     """Two traced steps."""
 
     trace: Trace
     parameters: int
     trainable_parameters: int
 
+    @property
+    def timeline(self) -> Timeline:
+        """What is allocated at every tick."""
+        return Timeline.of(self.trace, constant_sizes(self.trace))
 
-def _trace(build: Callable[[], Any], device: Device, unknowns: Unknowns) -> _TracedLoop:
+
+def trace_loop(build: Callable[[], Any], device: Device) -> tuple[TracedLoop, tuple[Message, ...]]:
+    """Build the training loop on fake tensors and trace two steps; with notes about values that are not known."""
+    return trace_answers(partial(_trace, build, device), lambda traced: live_peak(traced.trace))
+
+
+def _trace(build: Callable[[], Any], device: Device, unknowns: Unknowns) -> TracedLoop:
     tracer = Tracer(Trace(), scratch_on(device), unknowns)
     weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
     with fake_tensors(device), tracer, _recording_phases(tracer, weights):
@@ -90,7 +99,7 @@ def _trace(build: Callable[[], Any], device: Device, unknowns: Unknowns) -> _Tra
         for _ in range(2):  # the second step runs with optimizer state
             tracer.trace.start_phase("forward")
             _call(step)
-    return _TracedLoop(
+    return TracedLoop(
         tracer.trace,
         parameters=sum(p.numel() for p in weights.values()),
         trainable_parameters=sum(p.numel() for p in weights.values() if p.requires_grad),
