@@ -84,6 +84,13 @@ def save(parts: Parts, write: Callable[[Weights], None], phase: PhaseContext) ->
         write(parts.checkpoint_weights)
 
 
+def drop_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    """Free gradients and optimizer state before weights are loaded, to which they do not belong."""
+    model.zero_grad()
+    if optimizer is not None:
+        optimizer.state.clear()
+
+
 def restore(weights: Weights, read: Callable[[str], torch.Tensor], phase: PhaseContext) -> None:
     """Read saved weights one tensor at a time, so that no second set of them is in memory."""
     import torch

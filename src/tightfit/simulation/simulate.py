@@ -20,6 +20,7 @@ from tightfit.engine.meter import OTHER
 from tightfit.engine.micro_batch_loss import model_loss
 from tightfit.engine.step import (
     clip_gradients,
+    drop_state,
     encode_batch,
     evaluate_batch,
     finish_model,
@@ -120,7 +121,7 @@ def trace_training(
         _train(batches, optimizer, shapes, tracer, loss)
         _evaluate(batches, shapes, tracer)
         sizes = parts.parameters, parts.trainable_parameters
-        _save_and_restore(parts, trace)
+        _save_and_restore(parts, optimizer, trace)
     op_counts = ((1, tracer.op_counts),)
     return TracedTraining(trace, parts, shapes, *sizes, op_counts, op_counts)
 
@@ -233,13 +234,13 @@ def _forward(model: torch.nn.Module, batch: Batch) -> Any:
     return model(**batch)
 
 
-def _save_and_restore(parts: Parts, trace: Trace) -> None:
+def _save_and_restore(parts: Parts, optimizer: torch.optim.Optimizer, trace: Trace) -> None:
     """Saving writes directly from the weights; loading reads one tensor at a time into host memory.
 
-    Every training run loads weights, since the pre-flight restores them. There is no optimizer state at that point, so
-    this is the upper bound.
+    Every training run loads weights, since the pre-flight restores them.
     """
     save(parts, lambda weights: None, trace.phase)
+    drop_state(parts.model, optimizer)
     if parts.device.kind != "cuda":
         weights = parts.checkpoint_weights
         restore(weights, lambda name: torch.empty_like(weights[name]), trace.phase)

@@ -15,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 from tightfit.compat import reset_unscaled, set_last_lr
 from tightfit.engine.meter import Meter
 from tightfit.engine.oom import free_memory
-from tightfit.engine.step import save
+from tightfit.engine.step import drop_state, save
 from tightfit.messages import msg
 from tightfit.optimizers.in_backward import reset_grad_norms
 from tightfit.strategies.parts import Parts
@@ -152,9 +152,8 @@ class CheckpointTrainer(transformers.Trainer):
 
     def drop_state(self) -> None:
         """Free gradients and optimizer state: a checkpoint has its own, and memory may not suffice for both."""
-        self.model.zero_grad()
+        drop_state(self.model, self.inner_optimizer)
         if self.optimizer is not None:
-            self.inner_optimizer.state.clear()
             reset_grad_norms(self.inner_optimizer)
         if self.accelerator.scaler is not None:  # otherwise it would treat the next gradients as unscaled already
             reset_unscaled(self.accelerator.scaler)
@@ -189,7 +188,11 @@ class CheckpointTrainer(transformers.Trainer):
         return best if best.is_dir() else None
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Load the best checkpoint unless it is damaged; without a save strategy, remove checkpoint-0."""
+        """Load the best checkpoint unless it is damaged; without a save strategy, remove checkpoint-0.
+
+        The optimizer's state is in the last checkpoint, and not needed any more.
+        """
+        self.drop_state()
         best = self._best_checkpoint()
         in_memory = self.state.best_global_step == self.state.global_step
         damage = find_corruption(best) if best and not in_memory and self.args.load_best_model_at_end else None
