@@ -17,6 +17,7 @@ import pytest
 import torch
 import transformers
 from heads import build, make_batch
+from parts import CPU
 from pydantic.dataclasses import dataclass
 from torch.nn import functional as F
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -124,6 +125,23 @@ def test_fake_tensors_raise_where_data_is_needed() -> None:
         with pytest.raises(compat.DynamicOutputShapeException) as counted:
             made.nonzero()
     assert counted.value.func is torch.ops.aten.nonzero.default
+
+
+def test_fake_tensors_log_the_traceback_of_an_operation_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def multiply() -> None:
+        with pytest.raises(RuntimeError, match="same reduction dim"):
+            torch.ones(2, 3) @ torch.ones(4, 5)
+
+    compat.FAKE_TENSOR_LOGGER.addHandler(caplog.handler)  # torch's own handler does not pass it on
+    try:
+        with FakeTensorMode():
+            multiply()
+        assert [record.exc_info is not None for record in caplog.records] == [True]
+        with fake_tensors(CPU):
+            multiply()
+        assert len(caplog.records) == 1  # a simulation raises the error and logs nothing
+    finally:
+        compat.FAKE_TENSOR_LOGGER.removeHandler(caplog.handler)
 
 
 def test_the_active_fake_mode_is_found() -> None:

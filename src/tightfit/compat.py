@@ -28,6 +28,8 @@ _ALIASES = {
     # torch: tensors with a shape and no data
     "FakeTensor": "torch._subclasses.fake_tensor:FakeTensor",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
+    # torch: the logger to which fake tensors write the traceback of an operation that fails
+    "FAKE_TENSOR_LOGGER": "torch._subclasses.fake_tensor:log",
     # torch: raised where an operation on fake tensors would need their data
     "DataDependentOutputException": "torch._subclasses.fake_tensor:DataDependentOutputException",
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor:DynamicOutputShapeException",

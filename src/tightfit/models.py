@@ -93,7 +93,10 @@ def load_model(
     _check_weight_paths(name)
     if not random_weights:
         _allow_peft(name)
-    with _as_model_error(name, "weights"), quiet_transformers():  # the new head's weights are missing on purpose
+    with (
+        _as_model_error(name, "model" if random_weights else "weights"),
+        quiet_transformers(),
+    ):  # the new head's weights are missing on purpose
         if random_weights:
             model = head.from_config(config, trust_remote_code=False, dtype=dtype)
             model.tie_weights()  # transformers skips it under no_init_weights, as in a simulation
@@ -199,6 +202,9 @@ def _load_message(name: str, what: str, error: Exception) -> Message:
             host=error.host,
         )
     reason = first_line(error).rstrip(".")
+    if isinstance(error, ImportError):
+        missing = reason.partition(". ")[0]  # what follows is where to read about installing it
+        return msg("'{name}' cannot be built: {missing}. Install it, or use another model.", name=name, missing=missing)
     if "trust_remote_code" in str(error):
         return msg(
             "'{name}' needs trust_remote_code, which tightfit does not allow: use a model that transformers includes.",
@@ -215,6 +221,12 @@ def _load_message(name: str, what: str, error: Exception) -> Message:
             "The {what} of '{name}' cannot be downloaded from the hub: {reason}. "
             "Check the name and the connection, or give a local folder.",
             what=_PARTS[what],
+            name=name,
+            reason=reason,
+        )
+    if what == "model":
+        return msg(
+            "'{name}' cannot be built from its config: {reason}. Correct the config, or use another model.",
             name=name,
             reason=reason,
         )

@@ -133,6 +133,8 @@ TEXTS = {
     "The weights in '{name}' are a pickle that cannot be loaded safely: convert them to safetensors.": "“{name}”中的权重是 pickle 文件，无法安全加载：请转换为 safetensors 格式。",
     "The {what} of '{name}' cannot be downloaded from the hub: {reason}. Check the name and the connection, or give a local folder.": "无法从 hub 下载“{name}”的{what}：{reason}。请检查名称和网络，或改用本地文件夹。",
     "The {what} of the model in '{name}' cannot be loaded: {reason}.{hint}": "无法加载“{name}”中模型的{what}：{reason}。{hint}",
+    "'{name}' cannot be built: {missing}. Install it, or use another model.": "无法构建“{name}”：{missing}。请安装所缺的库，或换一个模型。",
+    "'{name}' cannot be built from its config: {reason}. Correct the config, or use another model.": "无法按配置构建“{name}”：{reason}。请修改配置，或换一个模型。",
     " Add --random-weights to use only the config.": "如果只需要配置，可以加上 --random-weights。",
     "config": "配置",
     "tokenizer": "分词器",

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tightfit.compat import GRAPH_CAPTURE_CHECK, FakeTensorMode, disable_fake_cache, dtype_of_move
+from tightfit.compat import (
+    FAKE_TENSOR_LOGGER,
+    GRAPH_CAPTURE_CHECK,
+    FakeTensorMode,
+    disable_fake_cache,
+    dtype_of_move,
+)
 from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
@@ -154,6 +160,7 @@ def fake_tensors(device: Device) -> Iterator[None]:
         kernels_of(device),
         replaced(torch.nn.Module, "to", _to_unless_noop),
         replaced(torch.optim.Optimizer, GRAPH_CAPTURE_CHECK, _do_nothing),  # it would initialize CUDA
+        replaced(FAKE_TENSOR_LOGGER, "exception", _do_nothing),  # the error is raised too, and becomes one sentence
     ):
         try:
             yield
