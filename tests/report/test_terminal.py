@@ -26,6 +26,14 @@ def test_a_run_is_printed_as_a_table(trained: Path) -> None:
     assert "\x1b" not in str(run)
 
 
+def test_the_peak_is_marked_once_and_one_step_is_not_several(trained: Path) -> None:
+    run = load_run(trained)
+    tied = run.measured.model_copy(update={"phases": dict.fromkeys(run.measured.phases, run.measured.peak_bytes)})
+    text = str(run.model_copy(update={"measured": tied, "steps": 1}))
+    assert text.count("← peak") == 1
+    assert "trained in 1 step\n" in text
+
+
 def test_an_estimate_is_printed_as_a_table(trained: Path) -> None:
     found = estimate(load_run(trained).job, device="T4 16GB")
     lines = str(found).splitlines()
