@@ -22,6 +22,7 @@ from tightfit.comparison.runner import run_comparison
 from tightfit.device import AUTO, Budget, Device, find_device_or_gpu
 from tightfit.errors import FolderInUse
 from tightfit.job import Job
+from tightfit.models import quiet_transformers
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.selection import Selection, is_chosen
 from tightfit.report.model_card import write_card
@@ -69,7 +70,7 @@ def plan(
 
 
 def _plan(job: Job, budget: Budget, constraints: Constraints, take: int | None) -> Plan:
-    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
+    _load_training_code()
     from tightfit.planning.planner import Planner
 
     return Planner.of(job, budget.device).plan(budget, constraints, take)
@@ -92,7 +93,7 @@ def estimate(
 
 
 def _estimate(job: Job, recipe: Recipe, device: Device, probe: bool) -> Estimate:
-    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
+    _load_training_code()
     from tightfit.simulation.job_simulation import Simulation, trace_in_parallel
 
     recipe.import_requirements()
@@ -128,9 +129,14 @@ def _run_alone(function: Callable[..., T], *args: Any) -> T:
 
 def _set_up_worker() -> None:
     """Every answer of the worker is for a new process, whatever it was asked before."""
-    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
-
+    _load_training_code()
     keep_process_sizes()
+
+
+def _load_training_code() -> None:
+    """A training run loads it too: it is part of the process size."""
+    with quiet_transformers():  # which imports libraries that warn of what they lack
+        import tightfit.training.trainer  # noqa: F401
 
 
 _worker = Worker(_set_up_worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -183,6 +184,16 @@ def test_if_no_smaller_recipe_is_left_the_first_failure_is_raised(
     assert not (tmp_path / "run").exists()
 
 
+MEASURED = """
+import os, subprocess, sys
+started = subprocess.Popen([sys.executable, sys.argv[1]])
+_, status, usage = os.wait4(started.pid, 0)
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+"""Runs a script and prints its peak in KiB; a process that the tests started would begin with their own peak."""
+
+
 @pytest.mark.slow
 def test_an_exported_script_runs_without_tightfit(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
@@ -196,9 +207,13 @@ def test_an_exported_script_runs_without_tightfit(tiny_model: Path, reviews: Pat
     assert "per_device_train_batch_size=4" in text
     assert "Written for torch " in text
     assert "of it are this script's process with all its libraries" in text
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=os.environ)
+    done = subprocess.run([sys.executable, "-c", MEASURED, script], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (tmp_path / "out" / "model" / "config.json").is_file()
+    predicted = re.search(r"peak (\d+) MiB", text)
+    assert predicted
+    measured = int(done.stdout.split()[-1]) / 1024
+    assert measured == pytest.approx(int(predicted[1]), rel=0.03), "the process that runs is estimated"
 
 
 @pytest.mark.slow
@@ -209,8 +224,11 @@ def test_an_exported_script_calls_tightfit_for_its_own_strategies(
     job_options = ("--model", tiny_model, "--data", reviews, "--max-length", 32, "--budget", "3GB")
     done = call("plan", *job_options, "--use", "optimizer-in-backward", "--json")
     recipe = json.loads(done.stdout)["recipe"]
-    done = call("plan", *job_options, "--use", "optimizer-in-backward", "--export", script)
+    file = tmp_path / "plan.yaml"
+    done = call("plan", *job_options, "--use", "optimizer-in-backward", "--export", script, "--out", file)
     assert done.returncode == 0, done.stderr
+    written = yaml.safe_load(file.read_text())
+    assert (written["use"], written["plan"]["avoid"]) == (recipe, []), "the plan is the one without --export"
     assert "--avoid optimizer-in-backward" in done.stderr, "how to get a plain one"
     assert f"planned={recipe}".replace(" ", "") in script.read_text().replace(" ", "").replace("\n", ""), (
         "the script is of the same plan"

@@ -127,7 +127,10 @@ def test_a_full_comparison_has_scores_of_every_seed(job: Job, tasks: Tasks, tmp_
         ([], 43),
         (["micro-batch:size=4"], 43),
     ]
-    assert "±" in comparison_as_markdown(found)
+    text = comparison_as_markdown(found)
+    assert "±" in text
+    assert "| F1 of '1' |" in text
+    assert "always the commonest label: F1 of '1' 0" in text
 
 
 def test_the_first_epoch_includes_the_time_of_the_feature_cache(job: Job, tasks: Tasks, tmp_path: Path) -> None:
@@ -398,6 +401,8 @@ def test_the_command_writes_and_prints_the_comparison(run: Run, job: Job, tasks:
     code, out, err = run(*command)
     assert code == 0
     assert "micro-batch:size=4" in out
+    written = out.splitlines()[-1].removeprefix("written: ").split(", ")
+    assert sorted(written) == sorted(str(path) for path in (tmp_path / "comparison").iterdir())
     assert "2/2  micro-batch:size=4: peak" in err
     assert {path.name for path in (tmp_path / "comparison").iterdir()} == {
         f"comparison.{e}" for e in ("json", "md", "html", "png")

@@ -26,6 +26,14 @@ def test_a_run_is_printed_as_a_table(trained: Path) -> None:
     assert "\x1b" not in str(run)
 
 
+def test_the_peak_is_marked_once_and_one_step_is_not_several(trained: Path) -> None:
+    run = load_run(trained)
+    tied = run.measured.model_copy(update={"phases": dict.fromkeys(run.measured.phases, run.measured.peak_bytes)})
+    text = str(run.model_copy(update={"measured": tied, "steps": 1}))
+    assert text.count("← peak") == 1
+    assert "trained in 1 step\n" in text
+
+
 def test_an_estimate_is_printed_as_a_table(trained: Path) -> None:
     found = estimate(load_run(trained).job, device="T4 16GB")
     lines = str(found).splitlines()
@@ -78,19 +86,33 @@ def test_bitsandbytes_does_not_warn_of_kernels_that_are_not_used() -> None:
     assert logger.level == before
 
 
-_IMPORT = """
+_WARN = """
 import logging, sys
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == "peft":
             logging.getLogger("bitsandbytes.backends.cpu.ops").warning("Failed to load CPU gemm_4bit_forward")
 sys.meta_path.insert(0, Finder())
-import tightfit.simulation.simulate
+"""
+_ESTIMATE = """
+from tightfit import Job, estimate
+if __name__ == "__main__":
+    estimate(Job(model=sys.argv[1], data=sys.argv[2], max_length=32), device="T4")
+    print("peft" in sys.modules)
 """
 
 
 def test_importing_peft_shows_no_warning_of_bitsandbytes() -> None:
-    done = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=True)
+    script = f"{_WARN}\nimport tightfit.simulation.simulate"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "gemm_4bit_forward" not in done.stderr
+
+
+def test_an_estimate_in_python_shows_no_warning_of_bitsandbytes(tiny_model: Path, reviews: Path) -> None:
+    """transformers imports peft with its Trainer, before the simulation does."""
+    command = [sys.executable, "-c", _WARN + _ESTIMATE, str(tiny_model), str(reviews)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
     assert "gemm_4bit_forward" not in done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_mistakes_have_the_texts_that_were_predicted_wrongly(worded: Path) -> No
         [answer] = predict(worded, [text], device="cpu")
         assert answer.to_json()["label"] == mistake.predicted != label
         assert mistake.confidence == pytest.approx(answer.to_json()["confidence"], abs=1e-4)
+
+
+def test_the_report_shows_each_label_the_confusions_and_the_worst_mistakes(
+    worded: Path,
+) -> None:
+    found = evaluate(worded, str(_swapped(worded)), device="cpu").quality
+    assert found is not None
+    view = read_run_folder(worded)
+    assert view.run is not None
+    page = report_page([replace(view, run=view.run.model_copy(update={"quality": found}))])
+    for each in found.labels:
+        assert f"{each.precision:.4f}" in page
+        assert f"{each.recall:.4f}" in page
+    assert "Confusion matrix" in page
+    for mistake in found.mistakes:
+        assert mistake.text in page
+        assert f"{mistake.confidence:.1%}" in page
 
 
 def _swapped(worded: Path) -> Path:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tightfit.device import AUTO, Budget, find_device
 from tightfit.errors import ModelError
 from tightfit.job import Job
+from tightfit.models import quiet_transformers
 from tightfit.optional_imports import is_slim, slim_process
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.selection import Selection
@@ -54,7 +55,8 @@ def _start_slim() -> None:
 
 def _select(request: Request, size: int) -> Selection | None:
     """In the fresh process. None on a GPU, whose memory planning does not take, or if the model cannot be simulated."""
-    import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
+    with quiet_transformers():
+        import tightfit.training.trainer  # noqa: F401, a training run loads it too: part of the process size
     from tightfit.planning.planner import Planner
     from tightfit.planning.training_recipe import Selector
 
