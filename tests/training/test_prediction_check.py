@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import write_reviews
+from parts import CPU
 
 from tightfit import Job, load_run, train
 from tightfit.errors import ModelError
@@ -23,7 +24,7 @@ PREDICTED = {"load": GB, "forward": 3 * GB, "backward": 2 * GB, "step": 2 * GB, 
 
 def lines_after(steps: int, measured: dict[str, float], *, reaches_peak: bool = True) -> list[Message]:
     estimate: Any = SimpleNamespace(
-        overhead=GB, phases={name: {MemoryKind.WEIGHTS: size - GB} for name, size in PREDICTED.items()}
+        device=CPU, overhead=GB, phases={name: {MemoryKind.WEIGHTS: size - GB} for name, size in PREDICTED.items()}
     )
     meter: Any = SimpleNamespace(measured=PREDICTED | {name: int(size) for name, size in measured.items()})
     lines: list[Message] = []

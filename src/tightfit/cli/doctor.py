@@ -56,7 +56,12 @@ def _show(found: Diagnosis, file: Path | None) -> None:
             console.print(line, markup=False)
     if file is not None:
         console.print()
-        say(console, msg("{file} written: records/gpus/README.md says how to send it.", file=file))
+        say(
+            console,
+            msg(
+                "{file} written. Sent to the project, it becomes a measurement: see records/gpus/README.md.", file=file
+            ),
+        )
 
 
 def _check_lines(check: SelfCheck) -> Iterator[str]:
@@ -73,5 +78,10 @@ def _check_lines(check: SelfCheck) -> Iterator[str]:
 def _cells(row: CheckedRecipe) -> Sequence[Message | str]:
     sizes = [format_bytes(size) if size else "–" for size in (row.predicted_bytes, row.measured_bytes)]
     error = "–" if row.error is None else f"{row.error:+.1%}"
-    times = [format_seconds(time) if time else "–" for time in (row.predicted_seconds, row.measured_seconds)]
-    return [*sizes, error, *times]
+    return [*sizes, error, *map(_step_time, (row.predicted_seconds, row.measured_seconds))]
+
+
+def _step_time(seconds: float | None) -> Message | str:
+    if seconds is None:
+        return "–"
+    return format_seconds(seconds) if seconds >= 1 else msg("{number:.0f} ms", number=1000 * seconds)

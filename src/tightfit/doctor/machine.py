@@ -47,7 +47,7 @@ def examine(device: Device) -> Iterator[Finding]:
         yield from _cpu(device)
     else:
         size = device.total_bytes or 0
-        yield Finding("gpu", msg("GPU"), msg("{name}, {size}", name=device.label, size=format_bytes(size)), size)
+        yield Finding("gpu", verbatim("GPU"), listed([device.label, format_bytes(size)]), size)
 
 
 # The CPU
@@ -74,8 +74,8 @@ def _limits() -> Finding:
     machine = psutil.virtual_memory().total
     groups = [group.limit for group in cgroups() if group.limit < machine]  # version 1 writes none as a huge number
     limits = [size for size, _ in ulimits()]
-    sizes = [msg("cgroup {size}", size=format_bytes(min(groups)))] if groups else []
-    sizes += [msg("ulimit {size}", size=format_bytes(min(limits)))] if limits else []
+    sizes = [f"cgroup {format_bytes(min(groups))}"] if groups else []
+    sizes += [f"ulimit {format_bytes(min(limits))}"] if limits else []
     value = {"cgroup_bytes": min(groups, default=None), "ulimit_bytes": min(limits, default=None)}
     return Finding("limits", msg("limits"), listed(sizes) if sizes else msg("none by cgroup or ulimit"), value)
 
@@ -86,7 +86,7 @@ def _bf16_on_cpu(device: Device) -> Finding:
         if device.bf16_products
         else msg("no instructions for it: products are computed in fp32 and rounded, which is slow")
     )
-    return Finding("bf16", msg("bf16"), text, device.bf16_products)
+    return Finding("bf16", verbatim("bf16"), text, device.bf16_products)
 
 
 def _cpu_speed() -> Finding:
@@ -111,15 +111,15 @@ def _cpu_speed() -> Finding:
 
 def _gpu(device: Device) -> Iterator[Finding]:
     driver = driver_version()
-    yield Finding("driver", msg("driver"), msg("NVIDIA {version}", version=driver) if driver else _UNKNOWN, driver)
+    yield Finding("driver", msg("driver"), verbatim(f"NVIDIA {driver}") if driver else _UNKNOWN, driver)
     yield _build()
     capability = f"{device.capability // 10}.{device.capability % 10}"
     supported = msg("{gpu}, compute capability {capability}: supported", gpu=device.label, capability=capability)
     about = {"name": device.label, "capability": capability, "multiprocessors": device.multiprocessors}
-    yield Finding("gpu", msg("GPU"), supported, about)
+    yield Finding("gpu", verbatim("GPU"), supported, about)
     yield from _gpu_memory(device)
     has_bf16 = msg("yes") if device.bf16 else msg("no: use fp16, as mixed-precision does")
-    yield Finding("bf16", msg("bf16"), has_bf16, device.bf16)
+    yield Finding("bf16", verbatim("bf16"), has_bf16, device.bf16)
     flash = device.capability >= _FLASH_CAPABILITY and torch.backends.cuda.is_flash_attention_available()
     kernels = msg("flash attention") if flash else msg("memory-efficient attention; flash attention needs 8.0")
     yield Finding("flash_attention", msg("attention"), kernels, flash)
@@ -132,7 +132,7 @@ _UNKNOWN = msg("unknown: nvidia-smi does not answer")
 def _build() -> Finding:
     cuda, hip = torch.version.cuda, torch.version.hip
     built_for = sorted({_dotted(name) for name in torch.cuda.get_arch_list()}, key=_number)
-    kind = msg("ROCm {version}", version=hip) if hip else msg("CUDA {version}", version=cuda)
+    kind = f"ROCm {hip}" if hip else f"CUDA {cuda}"
     text = msg(
         "{version} for {kind}, compute capability {built_for}",
         version=torch.__version__,
@@ -143,7 +143,7 @@ def _build() -> Finding:
 
 
 def _software(text: Message, build: dict[str, Any] | None) -> Finding:
-    return Finding("torch", msg("torch"), text, {"version": torch.__version__, **(build or {})})
+    return Finding("torch", verbatim("torch"), text, {"version": torch.__version__, **(build or {})})
 
 
 def _dotted(architecture: str) -> str:

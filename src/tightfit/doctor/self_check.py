@@ -28,7 +28,8 @@ _RECIPES = {
     "cpu": ("baseline", "micro-batch:size=4 gradient-checkpointing", "chunked-layers:size=4 adafactor"),
     "cuda": ("baseline", "micro-batch:size=4 gradient-checkpointing", "mixed-precision adafactor"),
 }
-_SHAPE = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 2048}
+_WIDTH, _LAYERS = {"cpu": 512, "cuda": 768}, {"cpu": 4, "cuda": 6}
+"""A GPU's allocator takes segments of 20 MiB, which are a large part of a small model."""
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -82,7 +83,7 @@ def check_predictions(device: Device) -> SelfCheck:
     if context is not None:
         remember_gpu(device.uuid, context=context)
     with tempfile.TemporaryDirectory(prefix="tightfit-doctor-") as folder:
-        job = _small_job(Path(folder))
+        job = _small_job(Path(folder), device.kind)
         recipes = _RECIPES.get(device.kind, _RECIPES["cpu"][:2])
         out = Path(folder) / "comparison"
         found = compare(job, recipes, steps=_STEPS, device=device.kind, out=out, quiet=True)
@@ -97,14 +98,16 @@ def _checked(row: ComparisonRow, device: Device) -> CheckedRecipe:
     return CheckedRecipe(row.title, peak, row.peak, seconds, row.seconds_per_step, row.failed)
 
 
-def _small_job(folder: Path) -> Job:
-    """A BERT of four layers with the words of the reviews, and the reviews."""
+def _small_job(folder: Path, device: str) -> Job:
+    """A BERT of few layers with the words of the reviews, and the reviews."""
     model, reviews = folder / "model", demo_reviews()
     model.mkdir()
     counts = Counter(re.findall(r"[a-z]+|[^\sa-z]", reviews.read_text("utf-8").lower()))
     words = [*_SPECIAL, *sorted(counts)]
     (model / "vocab.txt").write_text("\n".join(words) + "\n", "utf-8")
-    settings = {"model_type": "bert", "vocab_size": len(words), **_SHAPE}
+    width, layers = _WIDTH.get(device, 512), _LAYERS.get(device, 4)
+    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": width // 64}
+    settings = {"model_type": "bert", "vocab_size": len(words), "num_hidden_layers": layers, **shape}
     (model / "config.json").write_text(json.dumps(settings), "utf-8")
     (model / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), "utf-8")
     return Job(model=str(model), data=str(reviews), batch_size=8, max_length=64, random_weights=True)
@@ -129,14 +132,15 @@ def _used(name: str) -> int:
 
 
 def _train_step(name: str) -> tuple[int, int]:
-    """Run a small step in fp32 and in 16 bits; returns the bytes in use on the GPU, and those that torch has reserved."""
+    """Run a small step in fp32 and in 16 bits; the bytes in use on the GPU, and those that torch has reserved."""
     import torch
 
-    layer = torch.nn.TransformerEncoderLayer(_SHAPE["hidden_size"], 8, batch_first=True, device=name)
+    width = _WIDTH["cuda"]
+    layer = torch.nn.TransformerEncoderLayer(width, width // 64, batch_first=True, device=name)
     optimizer = torch.optim.AdamW(layer.parameters())
     for enabled in (False, True):
         with torch.autocast("cuda", torch.float16, enabled=enabled):
-            loss = layer(torch.zeros(4, 64, _SHAPE["hidden_size"], device=name)).float().sum()
+            loss = layer(torch.zeros(4, 64, width, device=name)).float().sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -22,7 +22,7 @@ class LibraryMemory(NamedTuple):
 def library_memory(device: Device) -> list[LibraryMemory]:
     """By library; nothing on a CPU, where libraries belong to the measured process.
 
-    cuDNN takes none by itself: the convolutions of the few text models that have any take theirs from torch's allocator.
+    cuDNN takes none by itself: the workspaces of convolutions, which few text models have, are from torch's allocator.
     """
     if device.kind != "cuda":
         return []

@@ -1,4 +1,4 @@
-"""NVIDIA's driver: its version, the GPUs it knows and the processes that hold their memory, as nvidia-smi tells them."""
+"""NVIDIA's driver: its version, its GPUs and the processes that hold their memory, as nvidia-smi tells them."""
 
 from __future__ import annotations
 
