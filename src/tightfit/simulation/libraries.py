@@ -7,7 +7,6 @@ from typing import NamedTuple
 from tightfit.device import Device
 from tightfit.gpus import measured_gpu, published_contexts
 from tightfit.messages import Message, msg
-from tightfit.simulation.kernels import workspaces_on
 from tightfit.units import format_bytes
 
 
@@ -26,6 +25,8 @@ def library_memory(device: Device) -> list[LibraryMemory]:
     """
     if device.kind != "cuda":
         return []
+    from tightfit.simulation.kernels import workspaces_on
+
     workspaces = sum(workspaces_on(device))
     return [
         LibraryMemory(msg("CUDA context and kernels"), device.context_bytes, _context_source(device)),
