@@ -35,6 +35,7 @@ LAYERS = (
     {"i18n"},
     {"report"},
     {"api", "demo"},
+    {"doctor"},
     {"cli"},
 )
 ENTRY_POINTS = ("tightfit", "tightfit.__main__")  # the public names and the command, from any layer

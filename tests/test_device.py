@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from tightfit import device
+from tightfit import device, gpus
 from tightfit.device import GPUS, Budget, find_device, find_device_or_gpu, find_gpu, has_kernels_for
 from tightfit.errors import BadInput
 from tightfit.gpus import gpu_table
@@ -182,3 +183,20 @@ def test_a_gpu_that_torch_was_not_built_for_is_rejected(monkeypatch: pytest.Monk
         "This build of torch has no kernels for GTX 1050 Ti (compute capability 6.1; it was built for 7.5, 8.0): "
         "install a build for CUDA 12.6, which still supports it, or use --device cpu."
     )
+
+
+def test_what_was_measured_on_a_gpu_is_kept_for_it_and_this_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    speed = gpus.MeasuredSpeed(1.0, 2.0, 3.0, 4.0, 5.0)
+    assert gpus.measured_gpu("a") == gpus.MeasuredGPU()
+    gpus.remember_gpu("a", speed=speed)
+    gpus.remember_gpu("b", context=300)
+    gpus.remember_gpu("a", context=400)
+    assert gpus.measured_gpu("a") == (400, speed)
+    assert gpus.measured_gpu("b") == (300, None)
+    monkeypatch.setattr(gpus, "version", lambda package: "9.9")
+    assert gpus.measured_gpu("a") == gpus.MeasuredGPU()
+    (tmp_path / "tightfit" / "gpus.json").write_text("[")
+    assert gpus.measured_gpu("b") == gpus.MeasuredGPU()

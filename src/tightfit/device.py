@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tightfit.compat import has_avx512_bf16
 from tightfit.errors import BadInput, closest_name, suggest
-from tightfit.gpus import CUDA_CONTEXT, GPU, TYPICAL_MULTIPROCESSORS, find_gpus, gpu_table, usable
+from tightfit.gpus import CUDA_CONTEXT, GPU, TYPICAL_MULTIPROCESSORS, find_gpus, gpu_table, measured_gpu, usable
 from tightfit.messages import Message, msg
 from tightfit.system.memory import total_memory, usable_memory
 from tightfit.system.processes import run_in_fork
@@ -35,11 +35,13 @@ class Device:
     total_bytes: int | None = None
     """The device's memory; None if unknown."""
     context_bytes: int = 0
-    """What the CUDA context takes before any tensor is allocated."""
+    """What the CUDA context takes, outside of torch's allocator, with the kernels that a training loads."""
     capability: int = 0
     """CUDA compute capability, as 86 for 8.6."""
     multiprocessors: int = 0
     """Of a CUDA GPU: some kernels take buffers for each."""
+    uuid: str = ""
+    """Of a GPU in this machine: what was measured on it is known by that."""
     host_bytes: int | None = None
     """Host memory beside a GPU; None for a GPU that is not in this machine."""
 
@@ -157,15 +159,17 @@ def _cuda(index: int) -> Device:
     capability = 10 * properties.major + properties.minor
     if not has_kernels_for(capability, torch.cuda.get_arch_list()):
         raise BadInput(_no_kernels(properties.name, capability, torch.cuda.get_arch_list()))
+    uuid = str(getattr(properties, "uuid", ""))  # AMD's GPUs have none
     return Device(
         f"cuda:{index}",
         properties.name,
         bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         fp16=True,
         total_bytes=properties.total_memory,
-        context_bytes=CUDA_CONTEXT,
+        context_bytes=measured_gpu(uuid).context or CUDA_CONTEXT,
         capability=capability,
         multiprocessors=properties.multi_processor_count,
+        uuid=uuid,
         host_bytes=total_memory(),
     )
 

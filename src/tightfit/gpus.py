@@ -1,21 +1,28 @@
-"""GPUs: memory and speed of common models, to plan for one that is not in this machine.
+"""GPUs: memory and speed of common models, to plan for one that is not in this machine; and what was measured on one.
 
-The table is `gpus.csv`, from published specifications: no GPU was measured by this project.
+The table is `gpus.csv`, from published specifications: no GPU was measured by this project. `tightfit doctor` and
+training runs measure the GPU of a machine, and keep what they found in a file.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import os
 import re
 from collections import Counter
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tightfit.system.files import atomic_write
 
 CUDA_CONTEXT = 512 << 20
-"""Bytes of the CUDA context and the loaded kernels: 0.3 to 0.6 GiB since CUDA 11.7 loads kernels lazily."""
-_GIB = 1 << 30
+"""Bytes of the CUDA context with the loaded kernels, where it was not measured: what others measured lies around it."""
+_GIB, _MIB = 1 << 30, 1 << 20
 _FILE = Path(__file__).with_name("gpus.csv")
+_CONTEXTS = Path(__file__).with_name("cuda_contexts.csv")
 
 
 class Speed(NamedTuple):
@@ -59,8 +66,18 @@ def usable(gb: float) -> int:
 @cache
 def gpu_table() -> tuple[GPU, ...]:
     """All lines of the table."""
-    lines = (line for line in _FILE.read_text("utf-8").splitlines() if not line.startswith("#"))
-    return tuple(map(_gpu, csv.DictReader(lines)))
+    return tuple(map(_gpu, _rows(_FILE)))
+
+
+@cache
+def published_contexts() -> tuple[int, int]:
+    """Bytes of the smallest and the largest CUDA context that others measured with lazily loaded kernels."""
+    sizes = [int(row["MiB"]) * _MIB for row in _rows(_CONTEXTS) if row["kernels"] == "lazy"]
+    return min(sizes), max(sizes)
+
+
+def _rows(file: Path) -> csv.DictReader[str]:
+    return csv.DictReader(line for line in file.read_text("utf-8").splitlines() if not line.startswith("#"))
 
 
 def _gpu(row: dict[str, str]) -> GPU:
@@ -135,3 +152,65 @@ def _rank(given: Counter[str], family: Counter[str]) -> tuple[int, int] | None:
         return None
     missing = family - given
     return sum(count for word, count in missing.items() if word not in _OPTIONAL), -shared.total()
+
+
+# What was measured on a GPU of this machine. It holds for the installed torch.
+
+
+class MeasuredSpeed(NamedTuple):
+    """Rates that a GPU reached in operations of the size that training has."""
+
+    fp32_tflops: float
+    fp16_tflops: float
+    """In bf16 where the GPU has it."""
+    bandwidth: float
+    """Of its memory, in 10^9 bytes per second."""
+    transfer: float
+    """From pinned host memory, in 10^9 bytes per second."""
+    launch_seconds: float
+    """Of a kernel with next to no work."""
+
+
+class MeasuredGPU(NamedTuple):
+    """What was measured; None for what was not."""
+
+    context: int | None = None
+    """Bytes of the CUDA context, with the kernels that a training loads."""
+    speed: MeasuredSpeed | None = None
+
+
+def measured_gpu(uuid: str) -> MeasuredGPU:
+    """What was measured on this very GPU, with the torch that is installed."""
+    found = _measurements().get(uuid)
+    if not uuid or not isinstance(found, dict) or found.get("torch") != version("torch"):
+        return MeasuredGPU()
+    try:
+        speed = MeasuredSpeed(**found["speed"]) if found.get("speed") else None
+        return MeasuredGPU(found.get("context"), speed)
+    except TypeError:  # written by another version
+        return MeasuredGPU()
+
+
+def remember_gpu(uuid: str, *, context: int | None = None, speed: MeasuredSpeed | None = None) -> None:
+    """Keep what was measured; what is not given stays as it is known."""
+    known = measured_gpu(uuid)
+    context, speed = context or known.context, speed or known.speed
+    entry = {"torch": version("torch"), "context": context, "speed": speed._asdict() if speed else None}
+    try:
+        _measurement_file().parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(_measurement_file(), json.dumps({**_measurements(), uuid: entry}))
+    except OSError:
+        pass  # measured again next time
+
+
+def _measurements() -> dict[str, Any]:
+    try:
+        found = json.loads(_measurement_file().read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _measurement_file() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return home / "tightfit" / "gpus.json"

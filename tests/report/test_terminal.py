@@ -39,7 +39,16 @@ def test_an_estimate_is_printed_as_a_table(trained: Path) -> None:
     lines = str(found).splitlines()
     assert lines[0].startswith("peak ")
     assert any(line.startswith("backward") for line in lines)
+    assert any(line.startswith("CUDA libraries: CUDA context and kernels 512 MiB (assumed; ") for line in lines)
     assert len(lines) < 20
+
+
+def test_an_estimate_for_a_gpu_says_what_libraries_take(trained: Path) -> None:
+    libraries = estimate(load_run(trained).job, device="T4 16GB").to_json()["libraries"]
+    assert [each["name"] for each in libraries] == ["CUDA context and kernels", "cuBLAS workspaces"]
+    assert [each["bytes"] for each in libraries] == [512 << 20, 2 * 8320 << 10]
+    assert "others measured 300 MiB to 624 MiB" in libraries[0]["source"]
+    assert estimate(load_run(trained).job, device="cpu").to_json()["libraries"] == []
 
 
 def test_an_evaluation_is_printed_with_its_scores(trained: Path) -> None:

@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from parts import CPU
 from plans import RATES, planner_of
 
 from tightfit.device import GPUS
+from tightfit.gpus import MeasuredSpeed, remember_gpu
 from tightfit.planning.planner import Planner
-from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_BYTES, NORM
+from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_16BIT, MATMUL_BYTES, NORM
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe
-from tightfit.timing import StepTime, calibrate, cpu_load, microbench, step_time_on
+from tightfit.timing import StepTime, calibrate, cpu_load, gpu_speed, microbench, step_time_on
 from tightfit.timing.calibrate import Layer, fit_correction, predicted_seconds
 from tightfit.timing.microbench import best_of
 from tightfit.timing.predicted_step_time import Rates
@@ -118,6 +120,25 @@ def test_a_gpu_of_this_machine_has_its_published_speed(label: str, gib: float, g
     assert rates == step_time_on(GPUS[gpu]).rates
     assert rates.warning is None
     assert rates.source == f"times are computed from the published speed of {gpu}, not measured"
+
+
+def test_rates_measured_on_this_gpu_replace_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here, other = (replace(GPUS["T4 16GB"], uuid=uuid) for uuid in ("here", "other"))
+    published = step_time_on(here).rates
+    remember_gpu("here", speed=MeasuredSpeed(4.0, 20.0, 200.0, 5.0, 1e-5))
+    rates = step_time_on(here).rates
+    assert rates.source == "times are computed from rates that were measured on this GPU"
+    assert rates.curves[MATMUL][0][1] == pytest.approx(1 / 4e12)
+    assert rates.curves[MATMUL_16BIT][0][1] == pytest.approx(1 / 20e12)
+    assert rates.call_overhead == 1e-5
+    assert step_time_on(other).rates == published
+
+
+def test_the_speed_of_a_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_TOKENS", 64), ("_BYTES", 1 << 16), ("_LAUNCHES", 10), ("_SECONDS", 0.01)):
+        monkeypatch.setattr(gpu_speed, name, value)
+    assert all(value > 0 for value in gpu_speed.measure_speed(CPU))
 
 
 @pytest.mark.parametrize("label", ["NVIDIA GeForce RTX 9990", "GPU 6GB", "RTX A1000 Laptop 6GB", "AMD Radeon Pro"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +11,17 @@ from typing import Any
 import pytest
 import torch
 from conftest import write_reviews
+from parts import CPU
 
 from tightfit import Job, load_run, train
+from tightfit.device import GPUS
+from tightfit.engine.meter import Context, context_in_use
 from tightfit.errors import ModelError
+from tightfit.gpus import measured_gpu
 from tightfit.messages import Message
 from tightfit.simulation.job_simulation import SimulationSetup
 from tightfit.strategies.base import MemoryKind
+from tightfit.system.nvidia import GpuProcess
 from tightfit.training.prediction_check import PredictionCheck
 
 GB = 10**9
@@ -23,7 +30,7 @@ PREDICTED = {"load": GB, "forward": 3 * GB, "backward": 2 * GB, "step": 2 * GB, 
 
 def lines_after(steps: int, measured: dict[str, float], *, reaches_peak: bool = True) -> list[Message]:
     estimate: Any = SimpleNamespace(
-        overhead=GB, phases={name: {MemoryKind.WEIGHTS: size - GB} for name, size in PREDICTED.items()}
+        device=CPU, overhead=GB, phases={name: {MemoryKind.WEIGHTS: size - GB} for name, size in PREDICTED.items()}
     )
     meter: Any = SimpleNamespace(measured=PREDICTED | {name: int(size) for name, size in measured.items()})
     lines: list[Message] = []
@@ -85,3 +92,52 @@ def test_an_error_in_the_models_own_code_is_one_sentence(
     job = Job(model=str(tiny_model), data=str(data), batch_size=8, max_length=32, max_steps=2)
     with pytest.raises(ModelError, match=r"^The code of '.*' fails on a batch of texts: .*\. Use another model\.$"):
         train(job, out=tmp_path / "run")
+
+
+GPU = replace(GPUS["T4 16GB"], uuid="here")
+
+
+def context_check(
+    monkeypatch: pytest.MonkeyPatch, found: Context | None
+) -> tuple[list[Message], list[int], int | None, int | None]:
+    """Lines, corrections, the recorded size and the kept one after two steps on a GPU."""
+    monkeypatch.setattr("tightfit.training.prediction_check.context_in_use", lambda device: found)
+    phases = {"forward": {MemoryKind.WEIGHTS: GB}}
+    estimate: Any = SimpleNamespace(device=GPU, overhead=GPU.context_bytes, phases=phases, peak=2 * GB)
+    meter: Any = SimpleNamespace(measured={"forward": GB}, context=None)
+    lines: list[Message] = []
+    corrected: list[int] = []
+    check = PredictionCheck(estimate, meter, lines.append, lambda: True, corrected.append)
+    for _ in range(3):
+        check.on_step_end()
+    return lines, corrected, meter.context, measured_gpu("here").context
+
+
+def test_the_cuda_context_is_checked_and_corrected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The measured peak is what torch has reserved, so the context is not part of that comparison."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert context_check(monkeypatch, None) == ([], [], None, None)
+    most = 300 << 20
+    lines, *rest = context_check(monkeypatch, Context(most, is_exact=False))
+    assert lines == ["the CUDA context takes 300 MiB here, and 512 MiB were assumed"]
+    assert rest == [[most], most, None]
+    assert context_check(monkeypatch, Context(530 << 20, is_exact=True)) == ([], [530 << 20], 530 << 20, 530 << 20)
+
+
+@pytest.mark.parametrize(
+    ("listed", "outside", "found"),
+    [
+        ([GpuProcess(os.getpid(), "python", 900 << 20)], 5 << 30, Context(400 << 20, is_exact=True)),
+        ([GpuProcess(os.getpid(), "python", None)], 300 << 20, Context(300 << 20, is_exact=False)),
+        ([GpuProcess(0, "other", 900 << 20)], 300 << 20, Context(300 << 20, is_exact=False)),
+        ([], 600 << 20, None),
+    ],
+)
+def test_the_context_is_what_is_not_torchs(
+    monkeypatch: pytest.MonkeyPatch, listed: list[GpuProcess], outside: int, found: Context | None
+) -> None:
+    reserved, total = 500 << 20, 8 << 30
+    monkeypatch.setattr("tightfit.engine.meter.gpu_processes", lambda uuid: listed)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda name: (total - reserved - outside, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda name: reserved)
+    assert context_in_use(GPU) == found

@@ -407,6 +407,24 @@ def tasks(as_json: AsJson = False) -> None:
 
 
 @_command
+def doctor(
+    device: Device = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the check that trains a small model.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="File for what was found. [default: doctor.json; with --quick none]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check what this machine trains on: driver, build of torch, memory, speed. Trains a small model for a minute.
+
+    The check compares predicted with measured memory. Nothing is downloaded.
+    """
+    from tightfit.cli.doctor import run_doctor
+
+    run_doctor(device, out, quick=quick, as_json=as_json)
+
+
+@_command
 def demo(
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
     budget: Annotated[str, typer.Option(help="Memory limit to plan for.")] = BUDGET,

@@ -49,6 +49,10 @@ EXAMPLES = {
         "tightfit tasks",
         "tightfit tasks --json",
     ),
+    "doctor": (
+        "tightfit doctor",
+        "tightfit doctor --quick --json",
+    ),
     "demo": (
         "tightfit demo",
         "tightfit demo --lang zh --out runs/demo-zh",

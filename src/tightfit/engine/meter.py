@@ -7,15 +7,17 @@ belongs to one phase: a nested phase interrupts the outer one.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tightfit.device import Device
 from tightfit.system.memory import proc_status
+from tightfit.system.nvidia import gpu_processes
 
 OTHER = "between"
 
@@ -40,6 +42,8 @@ class Meter:
         self.phases: dict[str, int] = {}
         self.allocated: dict[str, int] = {}
         """On CUDA: the peak of allocated memory, without what the allocator caches."""
+        self.context: int | None = None
+        """On CUDA: bytes of this process outside of torch's allocator, once they were measured."""
         self._current = "load"
         probe.pop_peak()
 
@@ -189,3 +193,28 @@ class CudaProbe:
         peak = torch.cuda.max_memory_reserved(self._name)
         torch.cuda.reset_peak_memory_stats(self._name)
         return peak
+
+
+class Context(NamedTuple):
+    """What a process holds on a GPU outside of torch's allocator."""
+
+    size: int
+    is_exact: bool
+    """Whether the driver lists the process; else it is the most that the context can take."""
+
+
+def context_in_use(device: Device) -> Context | None:
+    """What this process holds there; None if it cannot be told from what other processes hold.
+
+    Memory that is neither free nor torch's belongs to the context and to others. So less of it than was assumed for the
+    context is an upper bound, also where the driver lists no processes (Windows, containers).
+    """
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device.name)
+    reserved = torch.cuda.memory_reserved(device.name)
+    own = [process.size for process in gpu_processes(device.uuid) if process.pid == os.getpid()]
+    if own and own[0] is not None:
+        return Context(max(0, own[0] - reserved), is_exact=True)
+    outside = total - free - reserved
+    return Context(outside, is_exact=False) if outside < device.context_bytes else None

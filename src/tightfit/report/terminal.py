@@ -174,11 +174,22 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
     size, overhead = format_bytes(estimate.overhead), _overhead_name(estimate)
     worst = estimate.worst
     say(console, msg("{size} of each phase is {overhead}; {worst}.", size=size, overhead=overhead, worst=worst))
+    if estimate.libraries:
+        say(console, _libraries(estimate))
     for note in estimate.notes:
         say(console, note)
     if estimate.host:
         say(console, _host_memory(estimate))
     say(console, _fit_verdict(estimate))
+
+
+def _libraries(estimate: Estimate) -> Message:
+    """What is in every phase beside the tensors, and how that is known."""
+    parts = [
+        msg("{what} {size} ({source})", what=each.name, size=format_bytes(each.size), source=each.source)
+        for each in estimate.libraries
+    ]
+    return msg("CUDA libraries: {parts}.", parts=clauses(*parts))
 
 
 def _overhead_name(estimate: Estimate) -> Message:

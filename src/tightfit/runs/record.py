@@ -43,6 +43,8 @@ class Measured(_Value):
     """Seconds of each epoch, with evaluation and saving; the first includes computing cached features."""
     allocated_phases: dict[str, int] | None = None
     """On CUDA: the part of the reserved memory that tensors occupy."""
+    context_bytes: int | None = None
+    """On CUDA: what the CUDA context takes beside that; None if other processes' memory cannot be told from it."""
     total_seconds: float | None = None
     """From the start of `train` to the end, with everything before the first step."""
     activities: dict[str, float] | None = None

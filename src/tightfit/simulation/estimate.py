@@ -14,6 +14,7 @@ from tightfit.display import Display
 from tightfit.messages import Message
 from tightfit.simulation.allocator import pinned_peak, reserved_over_time
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on, expected_range
+from tightfit.simulation.libraries import LibraryMemory, library_memory
 from tightfit.simulation.scaling import Array
 from tightfit.simulation.timeline import KINDS, Span, Timeline
 from tightfit.strategies.base import MemoryKind
@@ -51,6 +52,11 @@ class Estimate(Display):
         return max(self.phases, key=lambda name: (totals[name], -self.phases[name][MemoryKind.ALLOCATOR]))
 
     @property
+    def libraries(self) -> list[LibraryMemory]:
+        """On a GPU: what CUDA's libraries take; it is in every phase."""
+        return library_memory(self.device)
+
+    @property
     def error_band(self) -> tuple[int, int]:
         """The range in which the peak will be, by the accuracy of measured runs."""
         low, high = accuracy_on(self.device)
@@ -83,6 +89,7 @@ class Estimate(Display):
             "device_bytes": self.device.total_bytes,
             "fits": self.fits,
             "overhead_bytes": self.overhead,
+            "libraries": [{"name": each.name, "bytes": each.size, "source": each.source} for each in self.libraries],
             "host_bytes": self.host,
             "error_band": list(self.error_band),
             "expected_range": self.expected_range,

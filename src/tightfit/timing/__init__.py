@@ -8,7 +8,7 @@ from tightfit.timing.predicted_step_time import Rates, StepTime, gpu_rates
 
 
 def step_time_on(device: Device) -> StepTime:
-    """Estimator with the rates measured on this machine's CPU, or the published ones of a GPU."""
+    """Estimator with the rates measured on this machine's CPU, or those of a GPU: measured on it, or published."""
     return StepTime(calibrate.cpu_rates() if device.kind == "cpu" else gpu_rates(device))
 
 

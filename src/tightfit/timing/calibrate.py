@@ -162,7 +162,7 @@ def _machine() -> dict[str, Any]:
 
     return {
         "processor": platform.processor() or platform.machine(),
-        "model": _processor_name(),
+        "model": processor_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "tightfit": version("tightfit"),
@@ -171,7 +171,8 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
+    """The processor as it calls itself; empty if the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tightfit.data.batching import BatchShape
 from tightfit.device import Device
-from tightfit.gpus import TYPICAL_APPLE, TYPICAL_NVIDIA, Speed, find_reported_gpu
+from tightfit.gpus import TYPICAL_APPLE, TYPICAL_NVIDIA, MeasuredSpeed, Speed, find_reported_gpu, measured_gpu
 from tightfit.messages import Message, msg
 from tightfit.ops.offload import HOST_WORK, TRANSFER
 from tightfit.simulation.job_simulation import TracedRecipe
@@ -136,37 +136,50 @@ def _step_section(parts: Parts) -> int:
     return _FIRST_SECTIONS if parts.source.runs_encoder else _FIRST_SECTIONS + 1
 
 
-# Rates of GPUs, from the vendors' published figures; none of them was measured by this project. A GPU reaches these
-# figures only in large matmuls and long memory transfers; the efficiencies below are typical of transformer training.
+# Rates of GPUs: those that were measured on this very GPU, else from the vendors' published figures. A GPU reaches the
+# published ones only in large matmuls and long memory transfers; the efficiencies are typical of transformer training.
 
 
 _MATMUL_EFFICIENCY, _BANDWIDTH_EFFICIENCY = 0.55, 0.75
-_PCIE = 12e9  # bytes per second between a GPU and pinned memory, PCIe 3.0 x16
+_PCIE = 12.0  # 10^9 bytes per second between a GPU and pinned memory, PCIe 3.0 x16
 _HOST = 10e9  # bytes per second of elementwise work on the host's CPU
 _LAUNCH_OVERHEAD = 8e-6  # seconds: Python, autograd and the driver, for one kernel
 
 
 def gpu_rates(device: Device) -> Rates:
-    """The rates of a GPU by its name; for one whose speed is not known, typical ones that only rank recipes."""
+    """The rates of a GPU, measured or by its name; for one whose speed is not known, typical ones that only rank."""
+    if measured := measured_gpu(device.uuid).speed:
+        return replace(_rates(measured), source=msg("times are computed from rates that were measured on this GPU"))
     listed = find_reported_gpu(device.label, device.total_bytes)
     if listed and listed.speed:
         source = msg("times are computed from the published speed of {gpu}, not measured", gpu=listed.label)
-        return replace(_rates(listed.speed), source=source)
+        return replace(_rates(_reached(listed.speed)), source=source)
     name, speed = TYPICAL_NVIDIA if device.kind == "cuda" else TYPICAL_APPLE
-    return replace(_rates(speed), ranking_only=True, warning=_unknown_speed(device, name))
+    return replace(_rates(_reached(speed)), ranking_only=True, warning=_unknown_speed(device, name))
 
 
-def _rates(gpu: Speed) -> Rates:
-    byte_seconds = 1 / (gpu.bandwidth * 1e9 * _BANDWIDTH_EFFICIENCY)
+def _reached(published: Speed) -> MeasuredSpeed:
+    """What a training is expected to reach of a published speed."""
+    return MeasuredSpeed(
+        fp32_tflops=published.fp32_tflops * _MATMUL_EFFICIENCY,
+        fp16_tflops=published.fp16_tflops * _MATMUL_EFFICIENCY,
+        bandwidth=published.bandwidth * _BANDWIDTH_EFFICIENCY,
+        transfer=_PCIE * _BANDWIDTH_EFFICIENCY,
+        launch_seconds=_LAUNCH_OVERHEAD,
+    )
+
+
+def _rates(gpu: MeasuredSpeed) -> Rates:
+    byte_seconds = 1 / (gpu.bandwidth * 1e9)
     curves: dict[str, Curve] = {kind: [(1.0, byte_seconds), (2.0, byte_seconds)] for kind in MEMORY_BOUND}
     curves[MATMUL_BYTES] = [(1.0, 0.0)]  # read while the GPU computes
     for kind, speed in ((MATMUL, gpu.fp32_tflops), (BMM, gpu.fp32_tflops), (MATMUL_16BIT, gpu.fp16_tflops)):
-        flop_seconds = 1 / (speed * 1e12 * _MATMUL_EFFICIENCY)
+        flop_seconds = 1 / (speed * 1e12)
         curves[kind] = [(1.0, flop_seconds), (2.0, flop_seconds)]
     # A copy op counts its bytes three times: source, destination and return value.
-    for kind, speed in ((TRANSFER, 3 * _PCIE * _BANDWIDTH_EFFICIENCY), (HOST_WORK, _HOST)):
+    for kind, speed in ((TRANSFER, 3e9 * gpu.transfer), (HOST_WORK, _HOST)):
         curves[kind] = [(1.0, 1 / speed), (2.0, 1 / speed)]
-    return Rates(curves, _LAUNCH_OVERHEAD, {}, async_launch=True)
+    return Rates(curves, gpu.launch_seconds, {}, async_launch=True)
 
 
 def _unknown_speed(device: Device, typical: str) -> Message:

@@ -49,15 +49,20 @@ def _cap_cuda(device: Device, budget: int | None) -> Iterator[None]:
     import torch
 
     before = torch.cuda.get_per_process_memory_fraction(device.name)
-    if budget is not None and device.total_bytes:
-        share = (
-            max(0, budget - device.context_bytes) / device.total_bytes
-        )  # the CUDA context is outside torch's allocator
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device.name)
+    limit_cuda(device, budget, device.context_bytes)
     try:
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device.name)
+
+
+def limit_cuda(device: Device, budget: int | None, context: int) -> None:
+    """Limit torch's allocator to a budget without the CUDA context, which is outside of it."""
+    import torch
+
+    if budget is not None and device.total_bytes:
+        share = max(0, budget - context) / device.total_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device.name)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Trainer callback: after the first steps the measured peak is compared with the predicted one."""
+"""Trainer callback: after the first steps measured peak and CUDA context are compared with the predicted ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
+from tightfit.engine.meter import context_in_use
+from tightfit.gpus import remember_gpu
 from tightfit.messages import Message, msg
 from tightfit.units import format_bytes
 
@@ -29,20 +31,55 @@ _PHASES = {  # what has happened by then
 class PredictionCheck(TrainerCallback):
     """Reports a prediction that the first steps show to be wrong, once."""
 
-    def __init__(self, estimate: Estimate, meter: Meter, report: Log, reaches_peak: Callable[[], bool]) -> None:
-        """`reaches_peak` tells whether the largest batch has run, and as planned; else the peak may be lower."""
+    def __init__(
+        self,
+        estimate: Estimate,
+        meter: Meter,
+        report: Log,
+        reaches_peak: Callable[[], bool],
+        on_context: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """`reaches_peak` tells whether the largest batch has run, and as planned; else the peak may be lower.
+
+        `on_context` is called with the bytes that the CUDA context really takes.
+        """
         self._estimate, self._meter, self._report = estimate, meter, report
-        self._reaches_peak = reaches_peak
+        self._reaches_peak, self._on_context = reaches_peak, on_context
         self._steps = 0
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._steps += 1
-        if self._steps == _STEPS and (line := self._difference()) is not None:
-            self._report(line)
+        if self._steps != _STEPS:
+            return
+        for line in (self._difference(), self._context() if self._is_cuda else None):
+            if line is not None:
+                self._report(line)
+
+    @property
+    def _is_cuda(self) -> bool:
+        return self._estimate.device.kind == "cuda"
+
+    def _context(self) -> Message | None:
+        """Measure the CUDA context, now that the kernels are loaded, and keep it; a line if another was assumed."""
+        device, assumed = self._estimate.device, self._estimate.overhead
+        found = context_in_use(device)
+        if found is None:
+            return None
+        if found.is_exact:
+            remember_gpu(device.uuid, context=found.size)
+        self._meter.context = found.size
+        self._on_context(found.size)
+        if abs(found.size - assumed) <= _TOLERANCE * self._estimate.peak:
+            return None
+        return msg(
+            "the CUDA context takes {found} here, and {assumed} were assumed",
+            found=format_bytes(found.size),
+            assumed=format_bytes(assumed),
+        )
 
     def _difference(self) -> Message | None:
         """The line to report, if predicted and measured peak of the steps differ too much."""
-        total = self._estimate.overhead
+        total = 0 if self._is_cuda else self._estimate.overhead  # on CUDA what torch has reserved is measured
         predicted = {name: total + sum(kinds.values()) for name, kinds in self._estimate.phases.items()}
         measured = self._meter.measured
         happened = [name for name in _PHASES if name in predicted and name in measured]

@@ -62,7 +62,7 @@ from tightfit.tasks.quality import Scoring
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
 from tightfit.training.checkpoints import keep_checkpoints as remove_others
 from tightfit.training.features import ProgressFn, cache_features
-from tightfit.training.memory_limit import limit_memory
+from tightfit.training.memory_limit import limit_cuda, limit_memory
 from tightfit.training.prediction_check import PredictionCheck
 from tightfit.training.preflight import find_worst_batch
 from tightfit.training.quality_recorder import QualityRecorder
@@ -309,7 +309,8 @@ def _run(options: RunOptions, setup: TrainingSetup, meter: Meter) -> Run:
         trainer.add_callback(timer)
         if setup.estimate is not None:
             tried = partial(_largest_batch_tried, options)
-            trainer.add_callback(PredictionCheck(setup.estimate, meter, options.log, tried))
+            on_context = partial(limit_cuda, options.device, options.budget)
+            trainer.add_callback(PredictionCheck(setup.estimate, meter, options.log, tried, on_context))
 
         def on_features(done: int, total: int) -> None:
             progress.features(done, total)

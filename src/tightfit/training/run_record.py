@@ -96,6 +96,7 @@ def measured_values(meter: Meter, seconds: float, timer: StepTimer, activities: 
         seconds_per_step=timer.median,
         epochs=[round(seconds, 3) for seconds in timer.epochs],
         allocated_phases=dict(meter.allocated) or None,
+        context_bytes=meter.context,
         total_seconds=round(activities.total(), 3),
         activities={str(what): round(seconds, 3) for what, seconds in activities.seconds.items()},
     )
