@@ -19,6 +19,7 @@ from tightfit.i18n import LANGUAGES, render, using_language
 from tightfit.messages import msg, name
 from tightfit.report.html import report_page, write_report
 from tightfit.report.model_card import write_card
+from tightfit.report.names import phase_name
 from tightfit.runs.folder import read_run_folder
 from tightfit.runs.header import load_header, record_failure
 from tightfit.strategies import STRATEGIES
@@ -335,7 +336,7 @@ def test_runs_and_estimates_render_in_a_notebook(trained: Path) -> None:
     predicted = estimate(run.job, run.recipe, "cpu")
     shown = predicted._repr_html_()
     assert format_bytes(predicted.peak) in shown
-    assert all(f"<td>{phase}</td>" in shown for phase in predicted.phases)
+    assert all(f"<td>{phase_name(phase)}</td>" in shown for phase in predicted.phases)
     assert "<svg" in shown
 
 

@@ -131,9 +131,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def check_exists(folder: Path) -> None:
+    """BadInput if there is no such folder."""
+    if not folder.is_dir():
+        raise BadInput(msg("There is no run folder '{folder}': give the folder that train wrote to.", folder=folder))
+
+
 def load_run(folder: str | Path) -> Run:
     """Read the record of a finished run."""
     folder = Path(folder)
+    check_exists(folder)
     if not (folder / FILE).is_file():
         raise BadInput(
             msg(

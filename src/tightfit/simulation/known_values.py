@@ -83,7 +83,11 @@ def trace_answers(trace: Callable[[Unknowns], T], size: Callable[[T], float]) ->
 
 def _choice_note(unknowns: Unknowns) -> tuple[Message, ...]:
     places = ", ".join(unknowns.choices)
-    return (msg("predicted as if each expert got as many tokens ({places})", places=places),) if places else ()
+    return (
+        (msg("predicted as if every expert received the same number of tokens ({places})", places=places),)
+        if places
+        else ()
+    )
 
 
 def _question_note(unknowns: Unknowns) -> tuple[Message, ...]:

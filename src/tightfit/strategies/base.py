@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tightfit.compat import PydanticUndefined, field_defaults
 from tightfit.errors import RecipeError
-from tightfit.messages import Message, msg
+from tightfit.messages import Message, msg, name
 from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports, is_installed
 
@@ -30,7 +30,7 @@ class Result(str, Enum):
     """What a strategy does to the trained model."""
 
     SAME = "same"  # equal up to rounding
-    CLOSE = "close"  # not the same numbers, same quality
+    CLOSE = "close"  # different numbers, same quality
     DIFFERENT = "different"  # fewer trained parameters or shorter text
 
     @property
@@ -106,6 +106,17 @@ class MemoryKind(str, Enum):
     TEMPORARY = "temporary"
     ALLOCATOR = "allocator"  # reserved on the device and not in use
     HOST = "host memory"  # of a machine with a GPU: not part of the GPU's memory
+
+    @property
+    def title(self) -> Message:
+        """Its name in sentences and tables."""
+        return _KIND_TITLES.get(self) or name(self.value)
+
+
+_KIND_TITLES = {
+    MemoryKind.TEMPORARY: msg("temporary buffers"),
+    MemoryKind.ALLOCATOR: msg("allocator cache"),
+}
 
 
 class Strategy(ABC):
