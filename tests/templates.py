@@ -86,6 +86,6 @@ def names() -> Iterator[str]:
     from tightfit.strategies.base import MemoryKind, Result
 
     yield from map(phase_name, (*PHASES, OTHER))
-    yield from (kind.title for kind in MemoryKind)
+    yield from (kind.label for kind in MemoryKind)
     yield from (result.value for result in Result)
     yield from (strategy.exclusive for strategy in STRATEGIES.values() if strategy.exclusive)

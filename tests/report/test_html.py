@@ -321,7 +321,7 @@ def test_model_card_shows_predicted_beside_measured(trained: Path) -> None:
     assert run.predicted.phases is not None
     for phase, size in run.measured.phases.items():
         predicted = format_bytes(run.predicted.phases[phase]) if phase in run.predicted.phases else "–"
-        assert f"| {phase} | {predicted} | {format_bytes(size)} |" in readme
+        assert f"| {phase_name(phase)} | {predicted} | {format_bytes(size)} |" in readme
     assert f"- `micro-batch:size=4`: {STRATEGIES['micro-batch'].summary}" in readme
     assert not re.findall(r"\]\((?!http)", readme)
 

@@ -124,7 +124,7 @@ def _needs(settings: ScriptArgs, estimate: Estimate, device: Device, error: OomM
         settings=settings.title,
         peak=format_bytes(estimate.peak),
         device=device.label,
-        kinds=[msg("{kind} {size}", kind=kind.title, size=format_bytes(size)) for kind, size in largest],
+        kinds=[msg("{kind} {size}", kind=kind.label, size=format_bytes(size)) for kind, size in largest],
     )
     rows = settings.per_device_eval_batch_size
     if rows > settings.per_device_train_batch_size or (error and error.phase == "evaluate"):

@@ -239,7 +239,7 @@ def rejections(
 
 def _share(strategy: Strategy, share: float) -> Message:
     """The part of the baseline's peak that the strategy can reduce."""
-    kinds = both(*(kind.title for kind in strategy.frees))
+    kinds = both(*(kind.label for kind in strategy.frees))
     if strategy.frees == (MemoryKind.OPTIMIZER_STATE,):
         return msg("; {kinds} is {share:.0%} of the baseline's peak", kinds=kinds, share=share)
     return msg("; {kinds} are {share:.0%} of the baseline's peak", kinds=kinds, share=share)

@@ -253,7 +253,7 @@ def estimate_as_html(estimate: Estimate) -> str:
         "notebook.html",
         current_language(),
         title=_estimate_title(estimate),
-        headings=[msg("phase"), msg("total"), *(kind.title for kind in kinds)],
+        headings=[msg("phase"), msg("total"), *(kind.label for kind in kinds)],
         rows=rows,
         figure=figures.memory_figure(estimate.to_json(), {}, renderer(), caption),
     )

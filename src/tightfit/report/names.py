@@ -15,7 +15,7 @@ _PHASES = {
     "load-best": msg("load best weights"),
     OTHER: msg("between phases"),
 }
-_KINDS = {kind.value: kind.title for kind in MemoryKind} | {
+_KINDS = {kind.value: kind.label for kind in MemoryKind} | {
     "process": msg("process overhead"),
     "context": msg("CUDA context"),
 }

@@ -512,7 +512,7 @@ class Usage(NamedTuple):
 
 
 def usage(view: RunView, text: Render) -> Usage:
-    """With an example text, or two for a model that was trained on pairs."""
+    """The command and Python code to predict an example text, or a pair of texts for a model trained on pairs."""
     texts = example_texts(view.job.task, view.data, text)
     given = " ".join(f'"{each}"' for each in texts)
     code = pipeline_code(view.job.task, str(view.folder), texts, view.max_length)

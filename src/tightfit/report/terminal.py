@@ -194,7 +194,7 @@ def _phases_and_kinds(estimate: Estimate) -> Table:
     unit, unit_name = (1 << 30, "GiB") if estimate.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
     table.add_column(unit_name, no_wrap=True)
-    for heading in (msg("total"), *(_SHORT_KINDS.get(kind) or kind.title for kind in kinds)):
+    for heading in (msg("total"), *(_SHORT_KINDS.get(kind) or kind.label for kind in kinds)):
         table.add_column(render(heading), justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for phase, sizes in estimate.phases.items():
@@ -326,7 +326,7 @@ def baseline_line(plan: Plan) -> Message:
     """Whether the baseline fits, and what it needs, by kind."""
     estimate = plan.baseline.estimate
     largest = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
-    kinds = [(kind.title, size) for kind, size in largest if size > estimate.peak / 50]
+    kinds = [(kind.label, size) for kind, size in largest if size > estimate.peak / 50]
     kinds.append((_overhead_name(estimate), estimate.overhead))
     shares = [msg("{kind} {size}", kind=kind, size=format_bytes(size)) for kind, size in kinds]
     cost = _cost(plan.baseline, msg(" ({shares})", shares=shares))

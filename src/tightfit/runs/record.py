@@ -99,9 +99,9 @@ class Run(Display, _Value):
     measured: Measured
     predicted: Predicted
     metrics: dict[str, float]
-    """Of the saved weights; `eval_constant_…` is what the same answer to every row would get."""
+    """Metrics of the saved weights; `eval_constant_…` are those of a constant prediction (majority class or mean)."""
     quality: Quality | None = None
-    """What else is known of the predictions for the validation rows; None if nothing is."""
+    """Per-label scores, confusion matrix and wrong predictions on the validation rows; None if not evaluated."""
     history: list[dict[str, float | None]]
     notes: list[Message]
     versions: dict[str, str]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tightfit.data.columns import ColumnNames, Columns, is_number
+from tightfit.data.format_detection import SEVERAL_LABELS
 from tightfit.data.labels import Labels, spelling
-from tightfit.data.looks import SEVERAL_LABELS
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
 from tightfit.errors import BadInput, DataError, suggest
