@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
-import textwrap
 from typing import Any
+
+from rich.cells import cell_len
 
 import records
 from records import record
@@ -13,23 +15,36 @@ from tables import FINISHED, HEADINGS, PLANNING_TIMES, SCRIPTS, gib, mib, table
 
 _COMMAND = '$ tightfit plan --model hfl/chinese-macbert-large --data reviews.csv --device "GTX 1650 4GB"'
 _WIDTH = 112
+_WIDE = "\u2e80-\uffef"  # Chinese characters and punctuation
+_PIECES = re.compile(rf"\s*（*(?:[^\s{_WIDE}]+|[{_WIDE}])[，。；：、）]*\s*")
+"""A word or a Chinese character, with the punctuation that stays beside it."""
 
 
-def plan(_: str) -> str:
+def plan(language: str) -> str:
     """The whole printed plan."""
-    return f"```\n{_COMMAND}\n{records.printed_plan()}\n```\n"
+    return f"```\n{_command(language)}\n{records.printed_plan(language)}\n```\n"
 
 
-def plan_short(_: str) -> str:
+def plan_short(language: str) -> str:
     """Recipe, baseline and reasons, wrapped as in a terminal."""
-    sections = records.printed_plan().split("\n\n")[:3]
-    lines = [_wrapped(line) for line in "\n\n".join(sections).splitlines()]
-    return "```\n" + "\n".join([_COMMAND, *lines, "", "…"]) + "\n```\n"
+    sections = records.printed_plan(language).split("\n\n")[:3]
+    lines = [wrapped for line in "\n\n".join(sections).splitlines() for wrapped in _wrapped(line)]
+    return "```\n" + "\n".join([_command(language), *lines, "", "…"]) + "\n```\n"
 
 
-def _wrapped(line: str) -> str:
+def _command(language: str) -> str:
+    return _COMMAND if language == "en" else f"{_COMMAND} --lang {language}"
+
+
+def _wrapped(line: str) -> list[str]:
+    """The lines of a line, broken between words and between Chinese characters, which are two columns wide."""
     indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = [""]
+    for piece in _PIECES.findall(line):
+        if cell_len(lines[-1] + piece.rstrip()) > _WIDTH:
+            lines.append(indent)
+        lines[-1] += piece
+    return [each.rstrip() for each in lines]
 
 
 def devices(language: str) -> str:

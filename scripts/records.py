@@ -35,9 +35,10 @@ def path_of(name: str) -> Path:
     return RECORDS / f"{name}.json"
 
 
-def printed_plan() -> str:
-    """What `tightfit plan` printed for BERT-Large on a GPU of 4 GB."""
-    return (RECORDS / "plan.txt").read_text("utf-8").strip()
+def printed_plan(language: str) -> str:
+    """What `tightfit plan` printed for BERT-Large on a GPU of 4 GB, in English or Chinese."""
+    name = "plan.txt" if language == "en" else f"plan.{language}.txt"
+    return (RECORDS / name).read_text("utf-8").strip()
 
 
 @dataclass(frozen=True)

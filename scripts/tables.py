@@ -18,8 +18,8 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "zh": ("节省", "结果 `same`", "结果 `close`", "结果 `different`"),
     },
     "only-time": {
-        "en": ("(no memory, only time)",),
-        "zh": ("（只省时间）",),
+        "en": ("time only",),
+        "zh": ("只省时间",),
     },
     "plan-choice": {
         "en": (

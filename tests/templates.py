@@ -78,13 +78,14 @@ def help_texts() -> Iterator[str]:
 
 
 def names() -> Iterator[str]:
-    """Names that are looked up as they are: phases, kinds of memory, results and parts of a recipe."""
+    """Names without placeholders, translated as a whole: phases, kinds of memory, results and parts of a recipe."""
     from tightfit.engine.meter import OTHER
+    from tightfit.report.names import phase_name
     from tightfit.simulation.estimate import PHASES
     from tightfit.strategies import STRATEGIES
     from tightfit.strategies.base import MemoryKind, Result
 
-    yield from (*PHASES, OTHER)
-    yield from (kind.value for kind in MemoryKind)
+    yield from map(phase_name, (*PHASES, OTHER))
+    yield from (kind.label for kind in MemoryKind)
     yield from (result.value for result in Result)
     yield from (strategy.exclusive for strategy in STRATEGIES.values() if strategy.exclusive)

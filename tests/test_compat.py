@@ -119,12 +119,12 @@ def test_fake_tensors_have_a_shape_and_no_data() -> None:
 def test_fake_tensors_raise_where_data_is_needed() -> None:
     with FakeTensorMode():
         made = torch.ones(3)
-        with pytest.raises(compat.DataDependentOutputException) as read:
+        with pytest.raises(compat.DataDependentOutputException) as read_error:
             made.sum().item()
-        assert read.value.func is compat.read_scalar
-        with pytest.raises(compat.DynamicOutputShapeException) as counted:
+        assert read_error.value.func is compat.read_scalar
+        with pytest.raises(compat.DynamicOutputShapeException) as count_error:
             made.nonzero()
-    assert counted.value.func is torch.ops.aten.nonzero.default
+    assert count_error.value.func is torch.ops.aten.nonzero.default
 
 
 def test_fake_tensors_log_the_traceback_of_an_operation_that_fails(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,7 @@ class Job(BaseModel):
     label: str | None = None
     """The label column. Detected from the column names if omitted."""
     positive: str | None = None
-    """The label of which F1 is reported. By its meaning if omitted (1, yes, positive, spam, …), else macro F1."""
+    """The positive label, for F1. If omitted, it is detected (1, yes, positive, spam, …); if none is, macro F1."""
     metric: str | None = None
     """The metric that chooses the best checkpoint: f1, accuracy, macro-f1, mcc, loss, … (tightfit tasks lists them)."""
     batch_size: int = Field(default=32, ge=1, le=10**9)

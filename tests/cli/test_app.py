@@ -575,6 +575,7 @@ def test_predict_rejects_missing_or_conflicting_arguments(run: Run, trained: Pat
     expect_rejected(run("predict", trained), "Give either texts", None)
     expect_rejected(run("predict", trained, "--data", "a.csv"), "--data and --out go together", None)
     expect_rejected(run("predict", tmp_path, "text"), "is not a finished run", None)
+    expect_rejected(run("predict", tmp_path / "nothing", "text"), "There is no run folder", None)
     (tmp_path / "there.csv").write_text("mine")
     expect_rejected(run("predict", trained, "--data", "a.csv", "--out", tmp_path / "there.csv"), "already exists", None)
     assert (tmp_path / "there.csv").read_text() == "mine"

@@ -54,7 +54,7 @@ def test_options_and_commands_are_in_groups(run: Run, monkeypatch: pytest.Monkey
     headings = re.findall(r"^(\S.*):$", page_of(run, "train", 80, monkeypatch), re.MULTILINE)
     assert headings == ["Arguments", "Model and data", "Memory", "Training", "Options", "Examples"]
     headings = re.findall(r"^(\S.*):$", page_of(run, "", 80, monkeypatch), re.MULTILINE)
-    assert headings[:3] == ["Train", "Memory of a training", "Trained models"]
+    assert headings[:3] == ["Train", "Training memory", "Trained models"]
     headings = re.findall(r"^(\S.*)：$", page_of(run, "train", 80, monkeypatch, "zh"), re.MULTILINE)
     assert headings == ["参数", "模型与数据", "内存/显存", "训练设置", "选项", "示例"]
 

@@ -51,7 +51,7 @@ def test_chinese_help_is_fast_and_does_not_import_torch() -> None:
     ("arguments", "problem"),
     [
         (["plan", "--bugdet", "4GB"], "没有 --bugdet 这个选项（相近的选项：--budget"),
-        (["pln"], "没有“pln”这个命令：是不是“plan”？可选的有 plan、train、"),
+        (["pln"], "没有“pln”这个命令：是否想输入“plan”？可选值：plan、train、"),
         (["predict"], "缺少参数 'RUN'。"),
         (["compare", "--steps", "x"], "'--steps' 的值无效：应为整数"),
     ],
@@ -83,7 +83,7 @@ def test_errors_are_in_chinese(run: Run, arguments: list[str], message: str) -> 
 def test_errors_are_in_the_language_of_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
     assert run("report", "nowhere")[2] == "tightfit: 找不到训练文件夹“nowhere”：请指定 train 写入的文件夹。\n"
-    assert run("report", "nowhere", "--lang", "fr")[2] == "tightfit: --lang 没有“fr”这种语言：可选的有 en、zh。\n"
+    assert run("report", "nowhere", "--lang", "fr")[2] == "tightfit: --lang 没有“fr”这种语言：可选值：en、zh。\n"
     assert run("report", "nowhere", "--lang", "en")[2].startswith("tightfit: There is no run folder 'nowhere'")
 
 
@@ -119,7 +119,7 @@ def test_a_plan_is_in_chinese(run: Run, tiny_model: Path, reviews: Path) -> None
 def test_the_list_of_strategies_is_in_chinese(run: Run) -> None:
     _, out, _ = run("strategies", "--lang", "zh")
     _, tasks, _ = run("tasks", "--lang", "zh")
-    assert "gradient-checkpointing   训练结果：same（结果一致）   节省：激活值   参数：every=1" in out
+    assert "gradient-checkpointing   训练结果：same（结果一致）   节省：激活值   配置项：every=1" in out
     assert "指标：F1、准确率、宏平均 F1、MCC、损失" in tasks
     assert WORDS.findall(out + tasks) == []
 

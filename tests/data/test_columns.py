@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tightfit.data.columns import ColumnNames, Columns, find_columns
+from tightfit.data.columns import ColumnNames, Columns, find_columns, other_candidates
 from tightfit.errors import DataError
 
 NAMES = ColumnNames(text=(("premise", "hypothesis"), ("text",), ("review",)), label=("label", "stars"))
@@ -22,6 +22,28 @@ NAMES = ColumnNames(text=(("premise", "hypothesis"), ("text",), ("review",)), la
 )
 def test_columns_are_found_by_name_or_as_the_only_one_left(columns: list[str], expected: Columns) -> None:
     assert find_columns("a.csv", columns, NAMES) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "notes"),
+    [
+        (["text", "review", "label"], Columns(), ["the text is taken from 'text', not from 'review'"]),
+        (["text", "label", "Stars"], Columns(), ["the label is taken from 'label', not from 'Stars'"]),
+        (["text", "review", "label"], Columns.of("review", None), []),
+        (["text", "label", "stars"], Columns.of(None, "stars"), []),
+        (["premise", "hypothesis", "label"], Columns(), []),
+        (
+            ["premise", "hypothesis", "label", "text", "review"],
+            Columns(),
+            ["the text is taken from 'premise' + 'hypothesis', not from 'text', 'review'"],
+        ),
+        (["id", "kind", "text", "label"], Columns(), []),
+    ],
+)
+def test_other_columns_with_a_usual_name_are_noted(columns: list[str], given: Columns, notes: list[str]) -> None:
+    taken = find_columns("a.csv", columns, NAMES, given)
+    found = list(other_candidates("a.csv", columns, NAMES, given, taken))
+    assert [note.split(": ")[1] for note in found] == notes
 
 
 def test_given_columns_take_precedence() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tightfit.data import row_file
+from tightfit.data.columns import Columns
 from tightfit.data.rows import load_rows
 from tightfit.tasks.text_classification import TextClassification
 
@@ -48,6 +49,16 @@ def test_broken_rows_are_repaired_or_dropped_with_a_note(tmp_path: Path) -> None
         "1 row with a lone surrogate (half a character), replaced by '?' (line 5)",
         "1 row longer than 100,000 characters, truncated (line 6)",
     ]
+
+
+def test_a_second_column_with_a_usual_name_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("label,sentence,text\n1,fine,good\n0,poor,bad\n", "utf-8")
+    rows, _ = load_rows(str(tmp_path / "a.csv"), TextClassification())
+    assert list(rows.dataset["text"]) == ["good", "bad"]
+    [note] = rows.notes
+    assert note.endswith("the text is taken from 'text', not from 'sentence': choose another column with --text")
+    named, _ = load_rows(str(tmp_path / "a.csv"), TextClassification(), Columns.of("sentence", None))
+    assert (list(named.dataset["text"]), named.notes) == (["fine", "poor"], ())
 
 
 def test_nan_is_not_a_text(tmp_path: Path) -> None:

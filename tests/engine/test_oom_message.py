@@ -142,7 +142,7 @@ def test_other_text_is_not_an_out_of_memory_message(text: str) -> None:
         (
             "  File trainer.py, line 4, in evaluation_loop\n    logits = self.model(x)",
             "evaluate",
-            "per_device_eval_batch_size counts there",
+            "Memory ran out during evaluation, which uses per_device_eval_batch_size",
         ),
         ("  File adamw.py, line 9, in _single_tensor_adamw\n", "step", "does not depend on the batch size"),
         ("  File train.py, line 3\n    model = model.to(device)", "load", "before any batch"),

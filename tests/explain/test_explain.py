@@ -11,8 +11,9 @@ from heads import small_config
 from tightfit.cli.explain import run_explanation
 from tightfit.device import GPUS
 from tightfit.errors import BadInput
-from tightfit.explain import ScriptArgs, explain
-from tightfit.explain.edits import changes_of
+from tightfit.explain import Explanation, ScriptArgs, explain
+from tightfit.explain.edits import Edit, changes_of
+from tightfit.messages import verbatim
 
 SCRIPT = """
 from transformers import AutoTokenizer, TrainingArguments
@@ -73,6 +74,15 @@ def test_the_command_trains_the_same_within_what_is_left(script: Path, model: st
     assert explanation.to_json()["command"] == explanation.command
 
 
+def test_several_simulated_edits_are_said_to_go_together() -> None:
+    first, second = (Edit(verbatim(f"edit {number}"), number << 30, fits=False) for number in (2, 1))
+    together = "Make these edits in order; each predicted peak includes the edits before it:"
+    assert Explanation((), (first, second)).order == together
+    assert Explanation((), (first,)).order is None
+    assert len(explain(CURRENT).edits) > 1
+    assert explain(CURRENT).order is None  # without peaks, each edit is one of several to choose from
+
+
 def test_on_a_cpu_the_command_takes_what_is_free() -> None:
     command = str(explain("Killed").command)
     assert command.startswith("tightfit train --model MODEL")
@@ -87,7 +97,7 @@ def test_without_a_script_the_assumed_batch_is_told() -> None:
 
 def test_evaluation_has_a_batch_size_of_its_own(script: Path) -> None:
     findings = " ".join(explain(f"in evaluation_loop\n{CURRENT}", ScriptArgs.read(script)).findings)
-    assert "It ran out while evaluating: per_device_eval_batch_size counts there" in findings
+    assert "Memory ran out during evaluation, which uses per_device_eval_batch_size" in findings
     assert "Evaluation with 64 rows (per_device_eval_batch_size) needs" in findings
     assert "set per_device_eval_batch_size=8" not in findings
     full = CURRENT.replace("3.81 GiB", "0.50 GiB")
@@ -135,3 +145,4 @@ def test_edits_keep_the_effective_batch_size(rows: int) -> None:
     assert changed.batch == rows
     assert changed.per_device_train_batch_size <= rows // 8
     assert f"gradient_accumulation_steps={changed.gradient_accumulation_steps}" in change
+    assert f"are {changed.gradient_accumulation_steps} times too large" in change

@@ -21,7 +21,16 @@ from tightfit.tasks import TASKS
 from tightfit.units import format_seconds
 
 TYPER = ("required", "default: {default}", "Show this message and exit.")
-SAME_IN_CHINESE = {"f1", "F1", "MCC", "{kind} {size}", "{what} {time}", "{metric} {score:.4f}", "{change} → {peak}"}
+SAME_IN_CHINESE = {
+    "f1",
+    "F1",
+    "MCC",
+    "{kind} {size}",
+    "{what} {time}",
+    "{metric} {score:.4f}",
+    "{change} → {peak}",
+    "– {what}",
+}
 
 
 def used() -> set[str]:

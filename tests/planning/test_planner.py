@@ -20,7 +20,7 @@ from tightfit.i18n import using_language
 from tightfit.job import Job
 from tightfit.planning.candidates import candidates
 from tightfit.planning.constraints import Constraints
-from tightfit.planning.plan import Option
+from tightfit.planning.plan import Option, Reason
 from tightfit.planning.planner import Planner
 from tightfit.planning.training_recipe import Selector
 from tightfit.report.terminal import plan_as_text
@@ -30,6 +30,7 @@ from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Case, Result, Stage
 from tightfit.strategies.recipe import Recipe, parse_strategy
 from tightfit.timing import StepTime, step_time_on
+from tightfit.units import format_bytes
 
 ANY = Constraints()
 SLACK = PROCESS_NOISE["cpu"]
@@ -367,7 +368,7 @@ def test_a_plan_names_exactly_the_result_changing_strategies_that_it_would_consi
 
 
 def test_a_printed_plan_states_why_close_alternatives_were_not_chosen(planner: Planner) -> None:
-    rule = "`close` recipes (not the same numbers, same quality) are used only if no `same` recipe fits."
+    rule = "`close` recipes (different numbers, same quality) are used only if no `same` recipe fits."
     plan = planner.plan(budget(1 << 40), ANY)
     assert plan.chosen.result is Result.SAME
     assert Result.CLOSE in {option.result for option in plan.alternatives}
@@ -407,6 +408,22 @@ def test_a_plan_has_one_reason_per_strategy(planner: Planner) -> None:
     assert plan.chosen.title in str(plan)
     assert plan.chosen.title in plan._repr_html_()
     assert "<script" not in plan._repr_html_()
+
+
+def test_a_reason_names_no_difference_that_is_none(planner: Planner) -> None:
+    chosen = planner.plan(budget(smallest(planner)), ANY).chosen
+    assert chosen.seconds_per_step is not None
+    larger = replace(chosen, estimate=replace(chosen.estimate, overhead=chosen.estimate.overhead + (1 << 30)))
+
+    def said(without: Option, ratio: float) -> str:
+        other = replace(without, seconds_per_step=chosen.seconds_per_step * ratio)
+        reason = Reason(chosen.recipe.strategies[0], 0.0, other, chosen)
+        return reason.text.partition("Without it: ")[2]
+
+    assert said(chosen, 1.001) == said(chosen, 0.999) == "about the same peak and time."
+    assert said(larger, 1.001) == f"peak {format_bytes(larger.peak)}, about the same time."
+    assert said(chosen, 1.5).endswith("slower per epoch.")
+    assert said(chosen, 0.5).endswith("faster per epoch.")
 
 
 @pytest.mark.slow

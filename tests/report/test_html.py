@@ -19,6 +19,7 @@ from tightfit.i18n import LANGUAGES, render, using_language
 from tightfit.messages import msg, name
 from tightfit.report.html import report_page, write_report
 from tightfit.report.model_card import write_card
+from tightfit.report.names import phase_name
 from tightfit.runs.folder import read_run_folder
 from tightfit.runs.header import load_header, record_failure
 from tightfit.strategies import STRATEGIES
@@ -320,7 +321,7 @@ def test_model_card_shows_predicted_beside_measured(trained: Path) -> None:
     assert run.predicted.phases is not None
     for phase, size in run.measured.phases.items():
         predicted = format_bytes(run.predicted.phases[phase]) if phase in run.predicted.phases else "–"
-        assert f"| {phase} | {predicted} | {format_bytes(size)} |" in readme
+        assert f"| {phase_name(phase)} | {predicted} | {format_bytes(size)} |" in readme
     assert f"- `micro-batch:size=4`: {STRATEGIES['micro-batch'].summary}" in readme
     assert not re.findall(r"\]\((?!http)", readme)
 
@@ -335,7 +336,7 @@ def test_runs_and_estimates_render_in_a_notebook(trained: Path) -> None:
     predicted = estimate(run.job, run.recipe, "cpu")
     shown = predicted._repr_html_()
     assert format_bytes(predicted.peak) in shown
-    assert all(f"<td>{phase}</td>" in shown for phase in predicted.phases)
+    assert all(f"<td>{phase_name(phase)}</td>" in shown for phase in predicted.phases)
     assert "<svg" in shown
 
 

@@ -59,6 +59,27 @@ def test_the_code_runs_for_a_folder_given_relative_to_the_current_one(long_texts
     assert model_card.data.base_model is None  # the config of the tiny model tells no name
 
 
+def test_a_model_with_random_weights_is_not_called_fine_tuned(trained: Path, tmp_path: Path) -> None:
+    run = load_run(shutil.copytree(trained, tmp_path / "run"))
+    assert " fine-tuned with tightfit; " in (tmp_path / "run" / "README.md").read_text("utf-8")
+    write_card(run.model_copy(update={"job": run.job.model_copy(update={"random_weights": True})}))
+    model_card = (tmp_path / "run" / "README.md").read_text("utf-8")
+    assert (
+        "with random weights, trained with tightfit to measure memory and time, not for its predictions" in model_card
+    )
+    assert "fine-tuned with" not in model_card
+
+
+def test_phases_have_the_names_of_the_report(trained: Path) -> None:
+    """Not their ids, which run.json has."""
+    run, model_card = load_run(trained), (trained / "README.md").read_text("utf-8")
+    assert {"step", "between"} <= run.measured.phases.keys()
+    assert "| optimizer step |" in model_card
+    assert "| between phases |" in model_card
+    assert not re.search(r"\| (step|between) \|", model_card)
+    assert "  optimizer step" in str(run)
+
+
 def test_the_metadata_say_what_is_known(trained: Path, tmp_path: Path) -> None:
     run = load_run(trained)
     assert run.data.language == "en"
@@ -118,7 +139,7 @@ def test_a_model_that_says_the_same_for_every_text_is_not_praised(tmp_path: Path
     assert "higher --learning-rate (it was 0.0004" in note
     model_card = (tmp_path / "run" / "README.md").read_text("utf-8")
     assert "F1 of '正面' 0.8000" in model_card
-    assert "always the commonest label: F1 of '正面' 0.8000" in model_card
+    assert "always the majority class: F1 of '正面' 0.8000" in model_card
     assert note in model_card
     page = report_page([read_run_folder(tmp_path / "run")])
     assert "--epochs 120 --learning-rate 0.0005" in page

@@ -83,7 +83,7 @@ def test_the_time_is_shown_by_activity() -> None:
 
 def test_the_report_lists_the_time_by_activity(trained: Path, tmp_path: Path) -> None:
     page = write_report([trained], tmp_path / "report.html", "en").read_text("utf-8")
-    assert "of it training" in page
+    assert "– training" in page
 
 
 def test_bitsandbytes_does_not_warn_of_kernels_that_are_not_used() -> None:

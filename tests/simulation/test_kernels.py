@@ -94,7 +94,7 @@ def test_autocast_runs_in_the_widest_type_what_cuda_does(module: Any, name: str,
 
 
 def test_autocast_knows_every_op_of_cuda() -> None:
-    """Those in 16 bits and in the widest type are listed; torch's header has the same lists."""
+    """The lists of ops that autocast runs in 16 bits and in the widest dtype match those in torch's header."""
     header = (Path(torch.__file__).parent / "include/ATen/autocast_mode.h").read_text(encoding="utf-8")
     lists = dict(re.findall(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)", header))
     found = {name: set(re.findall(r"_\((\w+)", text)) for name, text in lists.items()}
@@ -140,7 +140,7 @@ def test_autocast_runs_attention_in_16_bits(dtype: torch.dtype) -> None:
 def test_the_sum_of_columns_has_a_buffer(
     rows: int, columns: int, multiprocessors: int, capability: int, size: int
 ) -> None:
-    """As the CUDA build of torch allocated it on a fake GPU."""
+    """The predicted size equals what the CUDA build of torch allocates on the fake GPU."""
     gpu = replace(GPU, multiprocessors=multiprocessors, capability=capability)
     with torch._subclasses.FakeTensorMode():
         matrix = torch.ones(rows, columns)

@@ -72,6 +72,16 @@ def test_a_constant_answer_is_scored_beside_the_model(task: Task) -> None:
         assert scores["constant_pearson"] == 0
 
 
+def test_among_classes_of_equal_size_the_positive_one_is_the_majority_class() -> None:
+    from transformers import EvalPrediction
+
+    task, truth = find_task("text-classification"), np.array([0, 1, 1, 0])
+    outputs = np.eye(2, dtype="float32")[truth]
+    for positive in ("0", "1"):
+        labels = Labels(("0", "1"), positive)
+        assert task.score(EvalPrediction(outputs, truth), labels)["constant_f1"] == pytest.approx(2 / 3)
+
+
 @EVERY_TASK
 def test_the_batch_spec_has_the_fields_of_collated_batches(task: Task, tiny_model: Path) -> None:
     tokenizer, columns = load_tokenizer(str(tiny_model)), Columns(("review",), ("label",))

@@ -45,7 +45,7 @@ def lines_after(steps: int, measured: dict[str, float], *, reaches_peak: bool = 
     [
         ({"forward": 3.1 * GB}, None),
         ({"forward": 3.3 * GB}, "+10%, forward"),
-        ({"step": 3.3 * GB}, "+10%, step"),
+        ({"step": 3.3 * GB}, "+10%, optimizer step"),
         ({"forward": 2.7 * GB}, "-10%, forward"),
         ({"load": 1.5 * GB}, None),  # not the peak
         ({"evaluate": 20 * GB}, None),  # its largest batch may come later

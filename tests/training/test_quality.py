@@ -61,7 +61,7 @@ def test_f1_is_that_of_the_positive_label_wherever_it_stands(worded: Path) -> No
     assert f"{run.metrics['eval_f1']:.4f}" in page
     shown = CliRunner().invoke(app, ["evaluate", str(worded), "--device", "cpu"], catch_exceptions=False).stdout
     assert scored in shown
-    assert "always the commonest label: " + title in shown
+    assert "always the majority class: " + title in shown
     assert "“正面”的 F1" in report_page([read_run_folder(worded)], "zh")
 
 

@@ -53,9 +53,9 @@ Avoid = Annotated[
 Allow = Annotated[
     str | None,
     typer.Option(
-        help="How much the trained model may differ: same (equal up to rounding), close (same quality) or different "
-        "(fewer trained parameters). A stronger effect is used only if no recipe with a weaker one fits. "
-        "[default: close]"
+        help="How much the trained model may differ from the baseline: same (equal up to rounding), close (same "
+        "quality) or different (fewer trained parameters). A larger difference is used only if no recipe with a "
+        "smaller one fits. [default: close]"
     ),
 ]
 Use = Annotated[
@@ -89,7 +89,9 @@ def plan(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Memory limit, such as 4GB; auto is what the device has free now. [default: auto]"),
+        typer.Option(
+            help="Memory limit, such as 4GB (1 GB = 1024 MB); auto is what the device has free now. [default: auto]"
+        ),
     ] = None,
     device: DeviceOrGpu = None,
     use: Use = None,
@@ -129,13 +131,13 @@ def plan(
 def train(
     settings: dict[str, Any],
     file: Annotated[
-        Path | None, typer.Argument(help="Plan file, or job file; its key `use` lists strategies.", metavar="FILE")
+        Path | None, typer.Argument(help="Plan file, or job file (its key `use` lists the strategies).", metavar="FILE")
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
             help="Memory limit, such as 4GB: train with the recipe that plan would choose. auto is what the device has "
-            "free now; none trains the baseline. [default: auto, or with --use exactly its strategies]"
+            "free now; none trains the baseline. [default: auto; with --use, no planning: only these strategies]"
         ),
     ] = None,
     use: Use = None,
@@ -147,7 +149,11 @@ def train(
     ] = None,
     device: Device = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out. [default: the newest unfinished one in runs]")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the unfinished run in --out. [default without --out: the newest unfinished run in runs]",
+        ),
     ] = False,
     save_every: Annotated[
         str, typer.Option(help="Save a checkpoint every '100 steps' or '30 minutes', and at the end of each epoch.")
@@ -195,7 +201,7 @@ def train(
 def estimate(
     settings: dict[str, Any],
     file: Annotated[
-        Path | None, typer.Argument(help="Job file; its key `use` lists strategies.", metavar="FILE")
+        Path | None, typer.Argument(help="Job file (its key `use` lists the strategies).", metavar="FILE")
     ] = None,
     use: Use = None,
     device: DeviceOrGpu = None,
@@ -273,7 +279,8 @@ def compare(
 @_command
 def explain(
     message: Annotated[
-        Path | None, typer.Argument(help="File with the out-of-memory message; - for standard input.")
+        Path | None,
+        typer.Argument(help="File with the out-of-memory message; - for standard input.", metavar="FILE"),
     ] = None,
     args: Annotated[Path | None, typer.Option(help="TrainingArguments as JSON, or the training script (.py).")] = None,
     model: Annotated[str | None, setting("model")] = None,
@@ -292,6 +299,8 @@ def explain(
         return
     for line in explanation.findings:
         stdout().print(render(line), markup=False)
+    if explanation.order:
+        stdout().print(render(explanation.order), markup=False)
     for number, edit in enumerate(explanation.edits, 1):
         stdout().print(f"  {number}. {render(edit.text)}", markup=False)
     if explanation.command:

@@ -42,7 +42,7 @@ _OPTION_GROUPS: tuple[tuple[Message, tuple[str, ...]], ...] = (
 _OTHER_OPTIONS = msg("Options")
 _COMMAND_GROUPS: tuple[tuple[Message, tuple[str, ...]], ...] = (
     (msg("Train"), ("plan", "train", "demo")),
-    (msg("Memory of a training"), ("estimate", "compare", "explain")),
+    (msg("Training memory"), ("estimate", "compare", "explain")),
     (msg("Trained models"), ("evaluate", "predict", "report")),
 )
 _OTHER_COMMANDS = msg("Reference")

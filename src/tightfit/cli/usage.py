@@ -26,7 +26,7 @@ def show_usage_error(error: Any) -> None:
 
 def _show_correction(context: Any) -> bool:
     """Whether options are known from elsewhere; then the command as it has to be written, on a line of its own."""
-    from tightfit.cli.habits import corrected_command
+    from tightfit.cli.foreign_options import corrected_command
 
     verb, arguments = _split(context, sys.argv[1:])
     options = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tightfit.errors import DataError, suggest
@@ -84,8 +84,8 @@ def find_columns(
     given = given or Columns()
     _check_given(name, columns, names, given)
     need_label = need_label and bool(names.label)
-    label = given.label or _label_by_name(columns, names, given.text)
-    text = given.text or _text_by_name(columns, names, label)
+    label = given.label or next(_labels_by_name(columns, names, given.text), ())
+    text = given.text or next(_texts_by_name(columns, names, label), ())
     rest = [column for column in columns if column not in (*text, *label)]
     if not text and len(rest) == 1:
         text = (rest.pop(),)
@@ -96,6 +96,33 @@ def find_columns(
     if not label and need_label:
         raise DataError(_not_found(name, "label", columns, names.label))
     return Columns(text, label)
+
+
+def other_candidates(
+    name: str, columns: Iterable[str], names: ColumnNames, given: Columns, taken: Columns
+) -> Iterator[Message]:
+    """Notes on columns that were taken by their name where others have a usual name too."""
+    columns = list(columns)
+    texts = list(_texts_by_name(columns, names, taken.all))
+    if texts and not given.text:
+        yield msg(
+            "{name}: the text is taken from {taken}, not from {others}: choose another column with --text",
+            name=name,
+            taken=_quoted(taken.text),
+            others=[_quoted(group) for group in texts],
+        )
+    labels = list(_labels_by_name(columns, names, taken.all))
+    if labels and taken.label and not given.label:
+        yield msg(
+            "{name}: the label is taken from {taken}, not from {others}: choose another column with --label",
+            name=name,
+            taken=_quoted(taken.label),
+            others=[_quoted(group) for group in labels],
+        )
+
+
+def _quoted(columns: Iterable[str]) -> str:
+    return " + ".join(f"'{column}'" for column in columns)
 
 
 def columns_by_content(name: str, sample: Sequence[tuple[int, Mapping[str, str]]], *, need_label: bool) -> Columns:
@@ -156,15 +183,17 @@ def no_column(name: str, column: str, columns: Iterable[str]) -> Message:
     return msg("{name} has no column '{column}': {suggestion}", name=name, column=column, suggestion=hint)
 
 
-def _label_by_name(columns: list[str], names: ColumnNames, taken: tuple[str, ...]) -> tuple[str, ...]:
+def _labels_by_name(columns: Iterable[str], names: ColumnNames, taken: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Columns with a usual name of a label, the most usual first."""
     by_lower = {column.strip().lower(): column for column in columns if column not in taken}
-    return next(((by_lower[name],) for name in names.label if name in by_lower), ())
+    return ((by_lower[name],) for name in names.label if name in by_lower)
 
 
-def _text_by_name(columns: list[str], names: ColumnNames, label: tuple[str, ...]) -> tuple[str, ...]:
-    by_lower = {column.strip().lower(): column for column in columns if column not in label}
+def _texts_by_name(columns: Iterable[str], names: ColumnNames, taken: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Columns with usual names of a text or of a pair, the most usual first."""
+    by_lower = {column.strip().lower(): column for column in columns if column not in taken}
     found = (group for group in names.text if all(name in by_lower for name in group))
-    return tuple(by_lower[name] for name in next(found, ()))
+    return (tuple(by_lower[name] for name in group) for group in found)
 
 
 def _not_found(name: str, option: str, columns: list[str], common: Sequence[str]) -> Message:

@@ -189,7 +189,7 @@ def _records(path: Path, encoding: str, delimiter: str, quoting: int) -> Iterato
 
 
 def _accept_long_fields() -> Callable[[], object]:
-    """The limit of 131,072 characters is too small for some texts."""
+    """Raise csv's field size limit of 131,072 characters; return a function that restores it."""
     return partial(csv.field_size_limit, csv.field_size_limit(sys.maxsize))
 
 

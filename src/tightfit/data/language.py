@@ -1,4 +1,4 @@
-"""The language of texts, as far as it can be told: by the script, and English by its commonest words."""
+"""Language detection: Chinese, Japanese and Korean by their script, English by its most common words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def detect_language(texts: Iterable[str]) -> str | None:
 def _language_of(text: str) -> str | None:
     letters = [len(re.findall(script, text)) for script in _SCRIPTS.values()]
     words = re.findall(r"[^\W\d_]+", text.lower())
-    if sum(letters) * 2 > len(words):  # several characters are one word, and a Japanese text has Chinese ones
+    if sum(letters) * 2 > len(words):  # CJK text has no spaces; Japanese text also contains Chinese characters
         return next(language for language, found in zip(_SCRIPTS, letters, strict=True) if found > sum(letters) / 10)
     common = sum(word in _ENGLISH for word in words)
     return "en" if common > len(words) / 10 else None

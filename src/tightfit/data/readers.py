@@ -50,7 +50,7 @@ def open_table(path: Path, hints: HeaderHints) -> Table:
     return Table(path, layout.rows, layout.header, (note,) if note else ())
 
 
-def is_table(path: Path) -> bool:
+def has_supported_extension(path: Path) -> bool:
     """Whether a reader exists for the file's extension."""
     return path.suffix.lower() in supported_extensions()
 

@@ -9,10 +9,10 @@ import itertools
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
-from tightfit.data.columns import ColumnNames, Columns, columns_by_content, find_columns, no_column
+from tightfit.data.columns import ColumnNames, Columns, columns_by_content, find_columns, no_column, other_candidates
 from tightfit.data.header import HeaderHints
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.sources import Source, find_sources
@@ -164,6 +164,8 @@ def read_sources(
     train, validation = sources
     columns = columns_of(train, reader.column_names, given or Columns(), need_label=need_label)
     rows = read_rows(train, reader, columns)
+    others = other_candidates(train.name, train.columns(), reader.column_names, given or Columns(), columns)
+    rows = replace(rows, notes=(*others, *rows.notes))
     return rows, read_rows(validation, reader, columns) if validation else None
 
 

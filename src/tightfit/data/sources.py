@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from tightfit.compat import fingerprint_of
 from tightfit.data.encoding import detect_encoding
 from tightfit.data.header import HeaderHints
-from tightfit.data.readers import Row, Table, is_table, open_table, supported_extensions
+from tightfit.data.readers import Row, Table, has_supported_extension, open_table, supported_extensions
 from tightfit.errors import DataError, closest_name, first_line
 from tightfit.hub import HubUnreachable, hub_access
 from tightfit.messages import Message, msg
@@ -106,14 +106,14 @@ def find_sources(name: str, hints: HeaderHints) -> tuple[Source, Source | None]:
         return _file(path, hints), None
     if path.is_dir():
         return _folder(path, hints)
-    if is_table(path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if has_supported_extension(path) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise DataError(msg("Data file not found: '{name}'. {hint}", name=name, hint=_other_files(path)))
     return _hub(name)
 
 
 def _other_files(path: Path) -> Message:
     """The end of the message about a missing file: the file that was probably meant, or those in its folder."""
-    names = sorted(p.name for p in path.parent.glob("*") if is_table(p)) if path.parent.is_dir() else []
+    names = sorted(p.name for p in path.parent.glob("*") if has_supported_extension(p)) if path.parent.is_dir() else []
     near = closest_name(path.name, names)
     if near:
         return msg("Did you mean '{near}'?", near=near)
@@ -123,7 +123,7 @@ def _other_files(path: Path) -> Message:
 
 
 def _file(path: Path, hints: HeaderHints) -> Source:
-    if not is_table(path):
+    if not has_supported_extension(path):
         known = supported_extensions()
         raise DataError(msg("{path} has an unknown extension: use one of {known}.", path=path, known=known))
     if path.stat().st_size == 0:
@@ -149,7 +149,7 @@ def _folder(folder: Path, hints: HeaderHints) -> tuple[Source, Source | None]:
 
         with _progress_bars.changed():
             return _arrow(str(folder), load_from_disk(str(folder)))
-    files = sorted(path for path in folder.iterdir() if path.is_file() and is_table(path))
+    files = sorted(path for path in folder.iterdir() if path.is_file() and has_supported_extension(path))
     files = [path for path in files if path.suffix.lower() != ".txt"] or files  # a readme.txt is not data
     if files:
         return _named_files(folder, files, hints)

@@ -22,7 +22,7 @@ from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
 from tightfit.system.processes import Prefetch, usable_cpus
-from tightfit.tasks import check_look, check_task, find_task
+from tightfit.tasks import check_format, check_task, find_task
 from tightfit.tasks.base import Task
 
 
@@ -41,7 +41,7 @@ def read_data(job: Job) -> JobData:
     task = check_task(job)
     given = Columns.of(job.text, job.label)
     sources = open_data(job.data, task, given)
-    check_look(task, sources[0], given)
+    check_format(task, sources[0], given)
     rows, validation = read_sources(sources, task, given)
     if job.validation is not None:
         validation, _ = load_rows(job.validation, task, rows.columns)

@@ -161,16 +161,16 @@ class OomMessage:
         match self.phase:
             case "evaluate":
                 return msg(
-                    "It ran out while evaluating: per_device_eval_batch_size counts there, and Trainer keeps all "
+                    "Memory ran out during evaluation, which uses per_device_eval_batch_size; Trainer keeps all "
                     "outputs on the GPU until the end unless eval_accumulation_steps is set."
                 )
             case "step":
                 return msg(
-                    "It ran out in the optimizer step, which does not depend on the batch size: the optimizer's state "
-                    "is what to reduce."
+                    "Memory ran out in the optimizer step, which does not depend on the batch size: reduce the "
+                    "optimizer state."
                 )
             case "load":
-                return msg("It ran out while the model was loaded, before any batch.")
+                return msg("Memory ran out while the model was being loaded, before any batch.")
         return None
 
 

@@ -12,7 +12,7 @@ from tightfit.engine.oom_message import OomMessage, read_message
 from tightfit.errors import BadInput, TightfitError
 from tightfit.explain.edits import Edit, estimate_of, simulated_edits, usual_edits
 from tightfit.explain.script import ScriptArgs
-from tightfit.messages import Message, in_sequence, msg, name
+from tightfit.messages import Message, in_sequence, msg
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies.base import MemoryKind
 from tightfit.units import format_bytes
@@ -29,6 +29,13 @@ class Explanation:
     """The best first; each includes the ones before it."""
     command: str | None = None
     """tightfit train with the settings of the script; None for what tightfit does not train."""
+
+    @property
+    def order(self) -> Message | None:
+        """That the edits go together, said above them; None if there is only one, or none was simulated."""
+        if len(self.edits) < 2 or self.edits[0].peak is None:
+            return None
+        return msg("Make these edits in order; each predicted peak includes the edits before it:")
 
     def to_json(self) -> dict[str, Any]:
         """The explanation as JSON values."""
@@ -117,7 +124,7 @@ def _needs(settings: ScriptArgs, estimate: Estimate, device: Device, error: OomM
         settings=settings.title,
         peak=format_bytes(estimate.peak),
         device=device.label,
-        kinds=[msg("{kind} {size}", kind=name(kind.value), size=format_bytes(size)) for kind, size in largest],
+        kinds=[msg("{kind} {size}", kind=kind.label, size=format_bytes(size)) for kind, size in largest],
     )
     rows = settings.per_device_eval_batch_size
     if rows > settings.per_device_train_batch_size or (error and error.phase == "evaluate"):

@@ -90,7 +90,7 @@ def _accumulation(now: ScriptArgs, rows: int, steps: int) -> Message:
         )
     return msg(
         "per_device_train_batch_size={rows}, gradient_accumulation_steps={steps} (also set "
-        "trainer.model_accepts_loss_kwargs = False, or the gradients of BERT-like heads are that many times too large)",
+        "trainer.model_accepts_loss_kwargs = False, or the gradients of BERT-like heads are {steps} times too large)",
         rows=rows,
         steps=steps,
     )

@@ -74,7 +74,7 @@ def device_kind(tensor: torch.Tensor) -> str:
 
 @contextlib.contextmanager
 def counts_as(times: float = 1.0, kind: str | None = None) -> Iterator[None]:
-    """Count the operations inside `times` times, or as work of another kind."""
+    """Multiply the counts of the operations in this context by `times`, or count them as another kind of work."""
     now = context()
     before = now.times, now.kind
     now.times, now.kind = now.times * times, kind or now.kind

@@ -30,7 +30,10 @@ class WeightGradSum:
             self.calls += 1
 
     def add(self, gradient: torch.Tensor, states: torch.Tensor) -> torch.Tensor | None:
-        """The sum with the last chunk, None before; a weight used more than once per chunk is left to autograd."""
+        """Return the summed gradient after the last chunk, None before it.
+
+        If the weight is used more than once per chunk, autograd accumulates instead.
+        """
         if self.calls != self.chunks:
             return gradient.T @ states
         self.seen += 1

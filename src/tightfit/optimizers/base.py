@@ -1,9 +1,8 @@
 """Base classes: optimizers that update one parameter at a time, and optimizers that update a copy of each.
 
-A shadow optimizer runs any other optimizer on copies of the parameters, in another dtype or on another device. The
-inner optimizer holds one copy (shadow) per parameter, empty except while that parameter is updated: then it holds the
-weight and its gradient. So no copy can become stale, and only the optimizer state stays allocated, which is saved in
-the inner optimizer's own format.
+A ShadowOptimizer runs an inner optimizer on temporary copies of the parameters, in another dtype or on another device.
+A copy is allocated only while its parameter is updated, so copies cannot become stale and only the optimizer state
+stays allocated. The state is saved in the format of the inner optimizer.
 """
 
 from __future__ import annotations

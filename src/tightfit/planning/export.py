@@ -57,13 +57,13 @@ _UTF8 = ("utf-8", "utf-8-sig")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "scikit-learn")
 
 
-def unexportable_reason(made: Plan) -> str | None:
+def unexportable_reason(plan: Plan) -> str | None:
     """Why the script has to call tightfit; None if transformers and datasets can run the whole plan."""
-    own = [strategy.spec for strategy in made.recipe.strategies if strategy.variant not in EXPORTABLE]
+    own = [strategy.spec for strategy in plan.recipe.strategies if strategy.variant not in EXPORTABLE]
     if own:
         verb = "need" if len(own) > 1 else "needs"
         return f"{', '.join(own)} {verb} tightfit."
-    unusual = _unusual_freezing(made.recipe) or _unusual_task(made.job) or _unusual_data(made.job)
+    unusual = _unusual_freezing(plan.recipe) or _unusual_task(plan.job) or _unusual_data(plan.job)
     return f"{unusual} needs tightfit." if unusual else None
 
 
@@ -115,32 +115,32 @@ class Script:
     """Why it calls tightfit, if it does."""
 
 
-def script_of(made: Plan) -> Script:
+def script_of(plan: Plan) -> Script:
     """The plan's recipe as a plain transformers script if that can express it and fits; else it calls tightfit."""
-    why = unexportable_reason(made)
+    why = unexportable_reason(plan)
     if why is not None:
-        return _calling_tightfit(made, why, _how_to_get_a_plain_one(made, why))
-    process = measured_process(_plain(made, measuring=True)) if made.budget.device.kind == "cpu" else None
-    estimate = made.chosen.estimate if process is None else replace(made.chosen.estimate, overhead=process)
-    if estimate.error_band[1] > made.budget.size:
-        more = format_bytes(estimate.peak - made.chosen.peak)
+        return _calling_tightfit(plan, why, _how_to_get_a_plain_one(plan, why))
+    process = measured_process(_plain(plan, measuring=True)) if plan.budget.device.kind == "cpu" else None
+    estimate = plan.chosen.estimate if process is None else replace(plan.chosen.estimate, overhead=process)
+    if estimate.error_band[1] > plan.budget.size:
+        more = format_bytes(estimate.peak - plan.chosen.peak)
         why = f"A plain script imports more libraries and needs {more} more, which does not fit the budget."
-        return _calling_tightfit(made, why, (_does_not_fit(made, estimate),))
-    return Script(_plain(made, peak=estimate.peak, process=process), True, estimate)
+        return _calling_tightfit(plan, why, (_does_not_fit(plan, estimate),))
+    return Script(_plain(plan, peak=estimate.peak, process=process), True, estimate)
 
 
-def _calling_tightfit(made: Plan, why: str, notes: tuple[Message, ...]) -> Script:
-    return Script(_render("tightfit_script", made, why=why), False, made.chosen.estimate, notes)
+def _calling_tightfit(plan: Plan, why: str, notes: tuple[Message, ...]) -> Script:
+    return Script(_render("tightfit_script", plan, why=why), False, plan.chosen.estimate, notes)
 
 
-def _plain(made: Plan, *, peak: int | None = None, process: int | None = None, measuring: bool = False) -> str:
+def _plain(plan: Plan, *, peak: int | None = None, process: int | None = None, measuring: bool = False) -> str:
     return _render(
         "transformers_script",
-        made,
+        plan,
         peak=peak,
-        reader=reader_of(made.job),
-        columns=read_columns(made.job),
-        labels=_labels(made.job),
+        reader=reader_of(plan.job),
+        columns=read_columns(plan.job),
+        labels=_labels(plan.job),
         stratified_sample=inspect.getsource(stratified_sample),
         versions=_versions(),
         process=format_bytes(process) if process is not None else None,
@@ -150,8 +150,8 @@ def _plain(made: Plan, *, peak: int | None = None, process: int | None = None, m
     )
 
 
-def _how_to_get_a_plain_one(made: Plan, why: str) -> tuple[Message, ...]:
-    own = [strategy.spec for strategy in made.recipe.strategies if strategy.variant not in EXPORTABLE]
+def _how_to_get_a_plain_one(plan: Plan, why: str) -> tuple[Message, ...]:
+    own = [strategy.spec for strategy in plan.recipe.strategies if strategy.variant not in EXPORTABLE]
     if not own:
         return (msg("the script calls tightfit: {why}", why=why),)
     avoid = " ".join(f"--avoid {variant}" for variant in NOT_EXPORTABLE)
@@ -164,11 +164,11 @@ def _how_to_get_a_plain_one(made: Plan, why: str) -> tuple[Message, ...]:
     return (note,)
 
 
-def _does_not_fit(made: Plan, estimate: Estimate) -> Message:
+def _does_not_fit(plan: Plan, estimate: Estimate) -> Message:
     return msg(
         "the script calls tightfit: a plain one imports more libraries, which takes {more} more than the budget has; "
         "for a plain script plan with a --budget of {needed}MB",
-        more=format_bytes(estimate.error_band[1] - made.budget.size),
+        more=format_bytes(estimate.error_band[1] - plan.budget.size),
         needed=-(-estimate.error_band[1] >> 20),
     )
 
@@ -178,9 +178,9 @@ def _versions() -> str:
     return ", ".join(f"{name} {version(name)}" for name in _LIBRARIES)
 
 
-def write_script(path: Path, made: Plan) -> Script:
+def write_script(path: Path, plan: Plan) -> Script:
     """Write the plan as a Python script."""
-    script = script_of(made)
+    script = script_of(plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(script.text, "utf-8")
     return script
@@ -192,16 +192,16 @@ def _labels(job: Job) -> Labels:
     return read_data(job).labels
 
 
-def _render(template: str, made: Plan, *, peak: int | None = None, measuring: bool = False, **more: object) -> str:
+def _render(template: str, plan: Plan, *, peak: int | None = None, measuring: bool = False, **more: object) -> str:
     templates = Environment(loader=PackageLoader("tightfit.planning"), undefined=StrictUndefined, trim_blocks=True)
-    values = _values(made, made.chosen.peak if peak is None else peak, measuring)
+    values = _values(plan, plan.chosen.peak if peak is None else peak, measuring)
     return templates.get_template(f"{template}.py.jinja").render(**more, **values) + "\n"
 
 
-def _values(made: Plan, peak: int, measuring: bool) -> dict[str, object]:
-    """The variables of both templates."""
-    job, chosen = made.job.resolve_paths(), made.chosen
-    found: dict[type[Strategy], Strategy] = {type(s): s for s in made.recipe.strategies}
+def _values(plan: Plan, peak: int, measuring: bool) -> dict[str, object]:
+    """The variables of the two templates, the transformers script and the script that calls tightfit."""
+    job, chosen = plan.job.resolve_paths(), plan.chosen
+    found: dict[type[Strategy], Strategy] = {type(s): s for s in plan.recipe.strategies}
     micro_batch, max_length = found.get(MicroBatch), found.get(MaxLength)
     size = micro_batch.size if isinstance(micro_batch, MicroBatch) else None
     rows = min(size or job.batch_size, job.batch_size)
@@ -213,24 +213,24 @@ def _values(made: Plan, peak: int, measuring: bool) -> dict[str, object]:
         "task": task,
         "best": task.find_metric(job.metric),
         "script": task.script,
-        "recipe": made.recipe.specs,
-        "optimizer": made.recipe.optimizer,
+        "recipe": plan.recipe.specs,
+        "optimizer": plan.recipe.optimizer,
         "rows": rows,
         "accumulated": job.batch_size // rows,
         "max_length": max_length.tokens if isinstance(max_length, MaxLength) else job.max_length,
         "every": checkpoint.every if isinstance(checkpoint, GradientCheckpointing) else 0,
         "freeze": freeze,
-        "precision": _precision(made),
-        "cpu": made.budget.device.kind == "cpu",
+        "precision": _precision(plan),
+        "cpu": plan.budget.device.kind == "cpu",
         "measuring": measuring,
         "max_steps": 2 if measuring else job.max_steps,
         "predicted": f"peak {format_bytes(peak)}{chosen.and_time}",
-        "budget": str(made.budget),
-        "size": AUTO if made.budget.is_auto else exact_size(made.budget.size),
+        "budget": str(plan.budget),
+        "size": AUTO if plan.budget.is_auto else exact_size(plan.budget.size),
     }
 
 
-def _precision(made: Plan) -> str:
+def _precision(plan: Plan) -> str:
     """The TrainingArguments flag, `fp16` or `bf16`; empty in full precision."""
-    found = next((strategy for strategy in made.recipe.strategies if isinstance(strategy, MixedPrecision)), None)
-    return found.choose(made.budget.device).value if found else ""
+    found = next((strategy for strategy in plan.recipe.strategies if isinstance(strategy, MixedPrecision)), None)
+    return found.choose(plan.budget.device).value if found else ""

@@ -9,11 +9,11 @@ from typing import Any
 from tightfit.device import Budget, Device
 from tightfit.display import Display
 from tightfit.job import Job
-from tightfit.messages import Message, both, msg, name
+from tightfit.messages import Message, both, msg
 from tightfit.planning.constraints import Constraints
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import Result, Strategy
+from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.units import format_bytes, format_seconds
 
@@ -173,6 +173,7 @@ class Plan(Display):
 
 
 _MIN_SHARE = 0.01  # of the peak; smaller shares are not mentioned
+_MIN_DIFFERENCE = 0.01  # of the time; smaller differences are no reason for or against a strategy
 
 
 @dataclass(frozen=True)
@@ -238,8 +239,8 @@ def rejections(
 
 def _share(strategy: Strategy, share: float) -> Message:
     """The part of the baseline's peak that the strategy can reduce."""
-    kinds = both(*(name(kind.value) for kind in strategy.frees))
-    if kinds == "optimizer state":
+    kinds = both(*(kind.label for kind in strategy.frees))
+    if strategy.frees == (MemoryKind.OPTIMIZER_STATE,):
         return msg("; {kinds} is {share:.0%} of the baseline's peak", kinds=kinds, share=share)
     return msg("; {kinds} are {share:.0%} of the baseline's peak", kinds=kinds, share=share)
 
@@ -249,6 +250,10 @@ def _cost_without(without: Option, chosen: Option) -> Message:
     if without.seconds_per_epoch is None or chosen.seconds_per_epoch is None:
         return msg(" Without it: peak {peak}.", peak=peak)
     longer = without.seconds_per_epoch - chosen.seconds_per_epoch
+    if abs(longer) < _MIN_DIFFERENCE * chosen.seconds_per_epoch:
+        if peak == format_bytes(chosen.peak):
+            return msg(" Without it: about the same peak and time.")
+        return msg(" Without it: peak {peak}, about the same time.", peak=peak)
     time = format_seconds(abs(longer))
     if longer > 0:
         return msg(" Without it: peak {peak}, {time} slower per epoch.", peak=peak, time=time)

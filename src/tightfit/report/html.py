@@ -243,7 +243,7 @@ def estimate_as_html(estimate: Estimate) -> str:
     ]
     rows = [
         [
-            name(phase),
+            phase_name(phase),
             *(format_bytes(size) for size in (estimate.overhead + sum(sizes.values()), *(sizes[k] for k in kinds))),
         ]
         for phase, sizes in estimate.phases.items()
@@ -253,7 +253,7 @@ def estimate_as_html(estimate: Estimate) -> str:
         "notebook.html",
         current_language(),
         title=_estimate_title(estimate),
-        headings=[msg("phase"), msg("total"), *(name(kind.value) for kind in kinds)],
+        headings=[msg("phase"), msg("total"), *(kind.label for kind in kinds)],
         rows=rows,
         figure=figures.memory_figure(estimate.to_json(), {}, renderer(), caption),
     )
@@ -263,7 +263,7 @@ def _estimate_title(estimate: Estimate) -> Message:
     return msg(
         "Peak {peak} in {phase} on {device}; {trained} of {all} parameters trained",
         peak=format_bytes(estimate.peak),
-        phase=name(estimate.phase),
+        phase=phase_name(estimate.phase),
         device=estimate.device.label,
         trained=format_count(estimate.trainable_parameters),
         all=format_count(estimate.parameters),
@@ -276,7 +276,7 @@ def run_as_html(run: Run) -> str:
     estimate = header.estimate if header else None
     predicted, measured = run.predicted.phases or {}, run.measured.phases
     rows = [
-        [name(phase), format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size)]
+        [phase_name(phase), format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size)]
         for phase, size in measured.items()
     ]
     caption = _about_kinds(run.device, measured=True)

@@ -8,7 +8,7 @@ from typing import Any
 from tightfit.i18n import render
 from tightfit.messages import Message, in_sequence, listed, msg, name
 from tightfit.report.base_model import base_model
-from tightfit.report.names import memory_name, scores_beside_constant
+from tightfit.report.names import memory_name, phase_name, scores_beside_constant
 from tightfit.report.sections import example_texts, pipeline_code
 from tightfit.runs.record import Run
 from tightfit.strategies import STRATEGIES
@@ -102,7 +102,7 @@ def _values(run: Run) -> dict[str, Any]:
     base = base_model(job.model).name or Path(job.model).name
     learned = task.learned([f"`{label}`" for label in run.data.labels])
     return {
-        "lead": msg("`{model}` fine-tuned with tightfit; {learned}.", model=base, learned=learned),
+        "lead": _lead(base, learned, random_weights=job.random_weights),
         "notes": run.quality.notes if run.quality else [],
         "code": pipeline_code(job.task, run.folder, example_texts(job.task, run.data, render), run.max_length),
         "facts": _facts(run),
@@ -118,6 +118,17 @@ def _values(run: Run) -> dict[str, Any]:
         "about_versions": msg("Versions"),
         "versions": listed(f"{package} {number}" for package, number in run.versions.items()),
     }
+
+
+def _lead(model: str, learned: Message, *, random_weights: bool) -> Message:
+    if random_weights:
+        return msg(
+            "`{model}` with random weights, trained with tightfit to measure memory and time, "
+            "not for its predictions; {learned}.",
+            model=model,
+            learned=learned,
+        )
+    return msg("`{model}` fine-tuned with tightfit; {learned}.", model=model, learned=learned)
 
 
 def _facts(run: Run) -> list[tuple[Message, Message]]:
@@ -182,13 +193,13 @@ def _peak(run: Run) -> Message:
 
 _EFFECTS = {
     "same": msg("The result is that of the baseline, equal up to rounding."),
-    "close": msg("The result is close to that of the baseline: not the same numbers, same quality."),
+    "close": msg("The result is close to that of the baseline: different numbers, same quality."),
     "different": msg("The result is different from that of the baseline: fewer trained parameters or shorter text."),
 }
 
 
 def _about_memory(run: Run) -> Message:
-    phase = name(max(run.measured.phases, key=lambda phase: run.measured.phases[phase]))
+    phase = phase_name(max(run.measured.phases, key=lambda phase: run.measured.phases[phase]))
     if "CPU" in run.device:
         peak = msg("The peak is in {phase}; measured is the whole process.", phase=phase)
     else:
@@ -199,6 +210,6 @@ def _about_memory(run: Run) -> Message:
 def _phases(run: Run) -> list[tuple[str, str, str]]:
     predicted = run.predicted.phases or {}
     return [
-        (name(phase), format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size))
+        (phase_name(phase), format_bytes(predicted[phase]) if phase in predicted else "–", format_bytes(size))
         for phase, size in run.measured.phases.items()
     ]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tightfit.engine.meter import OTHER
 from tightfit.messages import Message, listed, msg, name
+from tightfit.strategies.base import MemoryKind
 from tightfit.tasks.quality import Metric, Scores, Scoring
 
-_PHASES = {"features": msg("frozen encoder"), "load-best": msg("load best weights"), "between": msg("other")}
-_KINDS = {
-    "temporary": msg("temporary buffers"),
-    "allocator": msg("allocator cache"),
+_PHASES = {
+    "features": msg("frozen encoder"),
+    "step": msg("optimizer step"),
+    "load-best": msg("load best weights"),
+    OTHER: msg("between phases"),
+}
+_KINDS = {kind.value: kind.label for kind in MemoryKind} | {
     "process": msg("process overhead"),
     "context": msg("CUDA context"),
 }
 _RESULTS = {
     "same": msg("same (equal up to rounding)"),
-    "close": msg("close (not the same numbers, same quality)"),
+    "close": msg("close (different numbers, same quality)"),
     "different": msg("different (fewer trained parameters or shorter text)"),
 }
 

@@ -198,11 +198,11 @@ def _train_more(view: RunView) -> Suggestion:
     """For a model that always gives the same answer: three times the steps, and a usual rate if only a part learns."""
     trained, total = view.parameters or (0, 0)
     rate = view.job.learning_rate if trained == total else max(view.job.learning_rate, _RATE_OF_A_PART)
-    sentence = msg("For better quality: the model gives every text the same answer. Train it longer with:")
+    sentence = msg("For better quality: the model predicts the same for every text, so train it for more steps:")
     if rate > view.job.learning_rate:
         sentence = msg(
-            "For better quality: the model gives every text the same answer. "
-            "Train it longer and with a higher learning rate:"
+            "For better quality: the model predicts the same for every text, so train it for more steps "
+            "with a higher learning rate:"
         )
     steps = ["--max-steps", str(3 * view.job.max_steps)] if view.job.max_steps else []
     options = [*(steps or ["--epochs", f"{3 * view.job.epochs:g}"]), "--learning-rate", f"{rate:g}"]

@@ -196,8 +196,8 @@ def _parameters(trained: int, total: int) -> Message:
 def about_lengths(lengths: LengthStats) -> Message:
     """What padding and truncation cost."""
     padding = msg(
-        "With padding, {computed:.2f} tokens are computed for every token of text; "
-        "whole batches in random order would need {baseline:.2f}.",
+        "Padding: {computed:.2f} tokens are computed per token of text; the baseline (random order, each batch padded "
+        "to its longest text) computes {baseline:.2f}.",
         computed=lengths.padding_factor,
         baseline=lengths.padding_factor_unsorted,
     )
@@ -261,8 +261,9 @@ def plan_summary(view: RunView) -> list[Message]:
     baseline = plan["baseline"]
     return [
         msg(
-            "The budget is {budget} on {device}. "
-            "The plan is the fastest recipe that fits it and changes the result as little as possible.",
+            "The budget is {budget} on {device}. Of the recipes that fit it, the plan is one of those that change the "
+            "result least, and of these the one with the shortest predicted time. Strategies that change no result and "
+            "usually cost no time are always included.",
             budget=format_bytes(plan["budget_bytes"]),
             device=name(plan["device"]),
         ),
@@ -442,7 +443,7 @@ def _totals(measured: Measured) -> Iterator[tuple[Message, float]]:
     """The seconds of the whole run, what it spent them on, and those of the steps."""
     if measured.total_seconds:
         yield msg("total"), measured.total_seconds
-        yield from ((msg("of it {what}", what=name(what)), seconds) for what, seconds in main_activities(measured))
+        yield from ((msg("– {what}", what=name(what)), seconds) for what, seconds in main_activities(measured))
     else:  # written by an older version
         yield msg("training, from the first step, with evaluation and saving"), measured.seconds
 
@@ -511,7 +512,7 @@ class Usage(NamedTuple):
 
 
 def usage(view: RunView, text: Render) -> Usage:
-    """With an example text, or two for a model that was trained on pairs."""
+    """The command and Python code to predict an example text, or a pair of texts for a model trained on pairs."""
     texts = example_texts(view.job.task, view.data, text)
     given = " ".join(f'"{each}"' for each in texts)
     code = pipeline_code(view.job.task, str(view.folder), texts, view.max_length)

@@ -17,7 +17,7 @@ from tightfit.data.columns import ColumnNames
 from tightfit.i18n import render
 from tightfit.messages import Message, clauses, in_sequence, listed, msg, name
 from tightfit.planning.plan import Option, Plan
-from tightfit.report.names import in_a_line, kind_name, result_name, scores_beside_constant
+from tightfit.report.names import in_a_line, kind_name, phase_name, result_name, scores_beside_constant
 from tightfit.report.quality import show_quality
 from tightfit.runs.record import Measured, Run
 from tightfit.simulation.estimate import Estimate
@@ -138,7 +138,7 @@ def _phases(run: Run) -> Table:
         bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
         mark = render(msg("← peak")) if phase == largest else ""
         before = format_bytes(predicted[phase]) if phase in predicted else "–"
-        table.add_row(f"  {render(name(phase))}", format_bytes(size), before, bar, mark)
+        table.add_row(f"  {render(phase_name(phase))}", format_bytes(size), before, bar, mark)
     return table
 
 
@@ -164,7 +164,7 @@ def show_estimate(estimate: Estimate, console: Console) -> None:
     summary = msg(
         "peak {peak} in {phase} on {device}; {trained} of {all} parameters trained",
         peak=format_bytes(estimate.peak),
-        phase=name(estimate.phase),
+        phase=phase_name(estimate.phase),
         device=estimate.device.label,
         trained=format_count(estimate.trainable_parameters),
         all=format_count(estimate.parameters),
@@ -205,7 +205,7 @@ def _phases_and_kinds(estimate: Estimate) -> Table:
     unit, unit_name = (1 << 30, "GiB") if estimate.peak >= 1 << 30 else (1 << 20, "MiB")
     table = Table(box=None, pad_edge=False)
     table.add_column(unit_name, no_wrap=True)
-    for heading in (msg("total"), *(_SHORT_KINDS.get(kind) or name(kind.value) for kind in kinds)):
+    for heading in (msg("total"), *(_SHORT_KINDS.get(kind) or kind.label for kind in kinds)):
         table.add_column(render(heading), justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     for phase, sizes in estimate.phases.items():
@@ -213,7 +213,7 @@ def _phases_and_kinds(estimate: Estimate) -> Table:
         cells = [f"{size / unit:.2f}" for size in (total, *(sizes[kind] for kind in kinds))]
         mark = " ←" if phase == estimate.phase else ""
         table.add_row(
-            render(name(phase)), *cells, _bar(total - sizes[MemoryKind.ALLOCATOR], total, estimate.peak) + mark
+            render(phase_name(phase)), *cells, _bar(total - sizes[MemoryKind.ALLOCATOR], total, estimate.peak) + mark
         )
     return table
 
@@ -337,7 +337,7 @@ def baseline_line(plan: Plan) -> Message:
     """Whether the baseline fits, and what it needs, by kind."""
     estimate = plan.baseline.estimate
     largest = sorted(estimate.phases[estimate.phase].items(), key=lambda item: -item[1])
-    kinds = [(name(kind.value), size) for kind, size in largest if size > estimate.peak / 50]
+    kinds = [(kind.label, size) for kind, size in largest if size > estimate.peak / 50]
     kinds.append((_overhead_name(estimate), estimate.overhead))
     shares = [msg("{kind} {size}", kind=kind, size=format_bytes(size)) for kind, size in kinds]
     cost = _cost(plan.baseline, msg(" ({shares})", shares=shares))
@@ -361,7 +361,7 @@ def sections(plan: Plan) -> Iterator[tuple[Message, Sequence[Message]]]:
 def _same_before_close(plan: Plan) -> Iterator[Message]:
     """Why a `close` recipe was not chosen, although it may be faster."""
     if plan.chosen.result is Result.SAME and any(option.result is Result.CLOSE for option in plan.alternatives):
-        yield msg("`close` recipes (not the same numbers, same quality) are used only if no `same` recipe fits.")
+        yield msg("`close` recipes (different numbers, same quality) are used only if no `same` recipe fits.")
 
 
 def _alternatives(plan: Plan) -> list[str]:
@@ -383,7 +383,7 @@ def _cost(option: Option, shares: Message | str | None = None) -> Message:
     return msg(
         "peak {peak} in {phase}{shares}{host}{time}",
         peak=format_bytes(option.peak),
-        phase=name(option.estimate.phase),
+        phase=phase_name(option.estimate.phase),
         shares=_allocator_share(option) if shares is None else shares,
         host=msg(", plus {size} of host memory", size=host) if option.estimate.host else "",
         time="" if seconds is None else msg("; about {time} per epoch", time=format_seconds(seconds)),
@@ -414,7 +414,7 @@ def show_strategies(console: Console) -> None:
 
 def _about(row: StrategyRow) -> Message:
     """The effect of a strategy on the result, what it reduces, and its settings."""
-    reduced = listed(map(name, row.frees.split(", "))) if row.frees else msg("nothing")
+    reduced = listed(map(kind_name, row.frees.split(", "))) if row.frees else msg("nothing")
     settings = msg("   settings: {settings}", settings=row.settings) if row.settings else ""
     return msg(
         "result: {result}   reduces: {kinds}{settings}", result=name(row.result), kinds=reduced, settings=settings

@@ -18,7 +18,7 @@ from tightfit.messages import Message, msg
 from tightfit.runs.header import FILE as HEADER_FILE
 from tightfit.runs.header import RunHeader, load_header
 from tightfit.runs.lock import FILE as LOCK_FILE
-from tightfit.runs.record import FILE, DataSummary, Run, load_run
+from tightfit.runs.record import FILE, DataSummary, Run, check_exists, load_run
 from tightfit.system.files import is_stale
 from tightfit.tasks import find_task
 from tightfit.tasks.quality import Scoring
@@ -222,8 +222,7 @@ def resume_command(folder: Path) -> str:
 
 def read_run_folder(folder: Path) -> RunView:
     """Read a run folder; BadInput if it is none."""
-    if not folder.is_dir():
-        raise BadInput(msg("There is no run folder '{folder}': give the folder that train wrote to.", folder=folder))
+    check_exists(folder)
     run, checkpoint = load_run(folder) if (folder / FILE).is_file() else None, latest_checkpoint(folder)
     if run is None and not (folder / JOB_FILE).is_file():
         raise BadInput(

@@ -101,9 +101,9 @@ class Run(Display, _Value):
     measured: Measured
     predicted: Predicted
     metrics: dict[str, float]
-    """Of the saved weights; `eval_constant_…` is what the same answer to every row would get."""
+    """Metrics of the saved weights; `eval_constant_…` are those of a constant prediction (majority class or mean)."""
     quality: Quality | None = None
-    """What else is known of the predictions for the validation rows; None if nothing is."""
+    """Per-label scores, confusion matrix and wrong predictions on the validation rows; None if not evaluated."""
     history: list[dict[str, float | None]]
     notes: list[Message]
     versions: dict[str, str]
@@ -133,9 +133,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def check_exists(folder: Path) -> None:
+    """BadInput if there is no such folder."""
+    if not folder.is_dir():
+        raise BadInput(msg("There is no run folder '{folder}': give the folder that train wrote to.", folder=folder))
+
+
 def load_run(folder: str | Path) -> Run:
     """Read the record of a finished run."""
     folder = Path(folder)
+    check_exists(folder)
     if not (folder / FILE).is_file():
         raise BadInput(
             msg(

@@ -31,10 +31,11 @@ def expected_range(device: Device, low: int, high: int) -> Message:
     smallest, largest = format_bytes(low), format_bytes(high)
     if device.kind == "cpu":
         return msg(
-            "Peaks of CPU runs were measured at {lowest:.1%} to {highest:.1%} of the prediction: "
-            "expect {low} to {high}.",
+            "Peaks of CPU runs were measured at {lowest:.1%} to {highest:.1%} of the prediction, and the size of the "
+            "process varies by up to {noise}: expect {low} to {high}.",
             lowest=lowest,
             highest=highest,
+            noise=format_bytes(PROCESS_NOISE["cpu"]),
             low=smallest,
             high=largest,
         )

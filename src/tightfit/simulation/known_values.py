@@ -83,7 +83,11 @@ def trace_answers(trace: Callable[[Unknowns], T], size: Callable[[T], float]) ->
 
 def _choice_note(unknowns: Unknowns) -> tuple[Message, ...]:
     places = ", ".join(unknowns.choices)
-    return (msg("predicted as if each expert got as many tokens ({places})", places=places),) if places else ()
+    return (
+        (msg("predicted as if every expert received the same number of tokens ({places})", places=places),)
+        if places
+        else ()
+    )
 
 
 def _question_note(unknowns: Unknowns) -> tuple[Message, ...]:
@@ -134,7 +138,7 @@ class KnownValues:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation, also where it depends on the data of its arguments."""
-        if func in _READING:
+        if func in _DATA_DEPENDENT_OPS:
             return self._read(func, args, kwargs)
         if func in _INDEXING and any(_is_mask(index) for index in args[1]):
             args = args[0], self._indices(args[1]), *args[2:]
@@ -204,7 +208,7 @@ def _fake_like(value: torch.Tensor, *, chosen: bool) -> torch.Tensor:
 def _follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
     """Compute the values of the results, or forget those of the arguments that were written to."""
     if args and type(args[0]) is FakeTensor and VALUE not in args[0].__dict__ and "out" not in kwargs:
-        if func in _CHOOSING:
+        if func in _INDEX_RETURNING_OPS:
             _choose_evenly(func, args, out)
         return  # computed from weights, as most are
     if not isinstance(func, OpOverload):
@@ -315,7 +319,7 @@ def _is_small(func: Any, out: Any) -> bool:
 
 def _choose_evenly(func: Any, args: tuple[Any, ...], out: Any) -> None:
     """The indices that an operation returns, spread over all that it chooses from."""
-    indices, dim = _CHOOSING[func](args, out)
+    indices, dim = _INDEX_RETURNING_OPS[func](args, out)
     if indices.numel() > _LIMIT or dim % args[0].dim() != args[0].dim() - 1:
         return
     with DisableTorchDispatch():
@@ -323,7 +327,7 @@ def _choose_evenly(func: Any, args: tuple[Any, ...], out: Any) -> None:
     indices.__dict__[VALUE] = _Value((value,), chosen=True, overwritten=[False])
 
 
-_READING = {
+_DATA_DEPENDENT_OPS = {
     read_scalar,
     _aten.equal.default,
     _aten.nonzero.default,
@@ -335,7 +339,7 @@ _READING = {
     _aten.unique_consecutive.default,
 }
 _INDEXING = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default, index_put_in_place}
-_CHOOSING: dict[Any, Callable[[tuple[Any, ...], Any], tuple[torch.Tensor, int]]] = {
+_INDEX_RETURNING_OPS: dict[Any, Callable[[tuple[Any, ...], Any], tuple[torch.Tensor, int]]] = {
     _aten.topk.default: lambda args, out: (out[1], args[2] if len(args) > 2 else -1),
     _aten.max.dim: lambda args, out: (out[1], args[1]),
 }

@@ -28,7 +28,7 @@ from tightfit.simulation.trace import Section
 
 MATMUL, MATMUL_BYTES, MATMUL_16BIT, BMM = "matmul", "matmul bytes", "16-bit matmul", "bmm"
 ALLOC, ELEMENTWISE, INPLACE, TRANSCENDENTAL = "allocation", "elementwise", "in-place", "transcendental"
-NORM, SOFTMAX, RNG, GATHER, VIEW = "norm", "softmax", "random", "gather", "view"
+NORM, SOFTMAX, RNG, GATHER, FREE = "norm", "softmax", "random", "gather", "free"
 MEMORY_BOUND = (ALLOC, ELEMENTWISE, INPLACE, TRANSCENDENTAL, NORM, SOFTMAX, RNG, GATHER)
 """Op kinds whose time is proportional to their bytes."""
 OPTIMIZER, GRAD_ACCUMULATION = -2, -3  # sections for the optimizer's ops, and for adding to existing gradients
@@ -38,7 +38,7 @@ _NAMES = {
     SOFTMAX: "_softmax _safe_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data",
     RNG: "bernoulli bernoulli_ native_dropout rand_like randint_like randint rand",
     GATHER: "embedding embedding_dense_backward index index_put _index_put_impl_ gather scatter index_select",
-    VIEW: "_unsafe_view empty empty_like new_empty empty_strided _local_scalar_dense",
+    FREE: "_unsafe_view empty empty_like new_empty empty_strided _local_scalar_dense",
 }
 _KIND_OF = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _aten = torch.ops.aten
@@ -56,9 +56,9 @@ class OpCounts:
     sections: list[int] = field(default_factory=list)
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, section: int) -> None:
-        """Record an op; views are skipped as free. A matmul has three costs: flops, bytes and allocated output."""
+        """Record an op unless it is free. A matmul has three costs: flops, bytes and allocated output."""
         kind = fake.context().kind or op_kind(func)
-        if kind is VIEW:
+        if kind is FREE:
             return
         if kind is not MATMUL:
             in_place = schema_of(func).is_mutable  # the output is one of the inputs
@@ -134,7 +134,7 @@ def op_kind(func: Any) -> str:
     if packet in flop_registry or "flash_attention_for_cpu" in str(packet):
         return MATMUL
     if getattr(func, "is_view", False):
-        return VIEW
+        return FREE
     name = str(packet).rpartition(".")[2]
     if name in _KIND_OF:
         return _KIND_OF[name]

@@ -26,7 +26,7 @@ _MAX_GROUPS = 10
 
 @dataclass(frozen=True)
 class Segment:
-    """A phase of the step, from one point to another."""
+    """A phase of the step: a range of indices of StepProfile's points."""
 
     phase: str
     start: int

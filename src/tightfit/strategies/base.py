@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tightfit.compat import PydanticUndefined, field_defaults
 from tightfit.errors import RecipeError
-from tightfit.messages import Message, msg
+from tightfit.messages import Message, msg, name
 from tightfit.models import quiet_transformers
 from tightfit.optional_imports import allow_imports, is_installed
 
@@ -30,7 +30,7 @@ class Result(str, Enum):
     """What a strategy does to the trained model."""
 
     SAME = "same"  # equal up to rounding
-    CLOSE = "close"  # not the same numbers, same quality
+    CLOSE = "close"  # different numbers, same quality
     DIFFERENT = "different"  # fewer trained parameters or shorter text
 
     @property
@@ -61,7 +61,7 @@ class TraceHints:
 
 
 class Stage(IntEnum):
-    """How far a plan goes to save memory: a stage is tried only if no recipe of the earlier ones fits."""
+    """Stages of the search, from fastest to smallest: a stage is tried only if no recipe of an earlier one fits."""
 
     USUAL = 0
     SMALL = 1  # needs less memory and more time
@@ -71,7 +71,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """What candidates are proposed for: the device, the batch, the model and the user's constraints."""
+    """Input of the search for recipes: the device, the batch, the model, the stage and the user's constraints."""
 
     device: Device
     batch_size: int
@@ -107,6 +107,17 @@ class MemoryKind(str, Enum):
     ALLOCATOR = "allocator"  # reserved on the device and not in use
     HOST = "host memory"  # of a machine with a GPU: not part of the GPU's memory
 
+    @property
+    def label(self) -> Message:
+        """Its name in sentences and tables."""
+        return _KIND_LABELS.get(self) or name(self.value)
+
+
+_KIND_LABELS = {
+    MemoryKind.TEMPORARY: msg("temporary buffers"),
+    MemoryKind.ALLOCATOR: msg("allocator cache"),
+}
+
 
 class Strategy(ABC):
     """One technique that saves memory or time."""
@@ -140,11 +151,11 @@ class Strategy(ABC):
 
     @classmethod
     def offers(cls, case: Case) -> Sequence[Strategy]:
-        """The settings of it that are worth trying; none: plans use it only where the user pins it."""
+        """Return the settings to try in this stage; empty if only users select this strategy, with --use."""
         return ()
 
     def suits(self, others: Sequence[Strategy], case: Case) -> bool:
-        """Whether a recipe with it and these other offered strategies is worth trying."""
+        """Whether to try a recipe that combines it with these other candidates."""
         return True
 
     @classmethod

@@ -50,7 +50,10 @@ class GradientCheckpointing(Strategy):
         return (cls(),) if case.stage is Stage.FEWER_PARAMETERS else ()
 
     def suits(self, others: Sequence[Strategy], case: Case) -> bool:
-        """Half of the layers are not enough where the whole batch runs in one pass."""
+        """Reject every > 1 together with an optimizer step in the backward pass.
+
+        That step cannot use micro-batches, so only checkpointing every layer saves enough memory.
+        """
         return self.every == 1 or not any(other.steps_in_backward for other in others)
 
     def apply(self, parts: Parts) -> Parts:

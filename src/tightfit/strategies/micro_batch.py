@@ -95,6 +95,6 @@ def _halving(batch: int) -> list[int]:
 MicroBatch.zh = {
     MicroBatch.summary: "把批次按样本数（size）或 token 数（tokens）拆成微批次做梯度累积，梯度与整批计算一致",
     "'{name}' needs either the setting 'size' or 'tokens': write '{example}' or '{name}:tokens=1024'.": (
-        "“{name}”需要参数 size 或 tokens，二者选一：请写成“{example}”或“{name}:tokens=1024”。"
+        "“{name}”需要配置项 size 或 tokens，二者选一：请写成“{example}”或“{name}:tokens=1024”。"
     ),
 }

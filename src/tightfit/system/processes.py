@@ -60,7 +60,7 @@ def use_one_thread() -> None:
 
 
 def run_in_fork(work: Callable[..., T], *args: Any) -> T:
-    """Call `work` in a forked process; its result is returned and its exception raised here."""
+    """Call `work` in a forked process, or in this one where forking is unsafe; its result or exception is passed on."""
     if sys.platform != "linux" or _cuda_is_initialized():
         return work(*args)
     receiver, sender = multiprocessing.Pipe(duplex=False)
@@ -309,7 +309,7 @@ class _Process:
             outcome = pickle.load(self._process.stdout)
         except (EOFError, OSError, ValueError, pickle.UnpicklingError):
             self.kill()
-            raise RunFailed(self._cause_of_death()) from None
+            raise RunFailed(self._exit_reason()) from None
         found, error, trace = pickle.loads(outcome)
         if error is not None:
             raise error from WorkerTraceback(trace)
@@ -324,7 +324,7 @@ class _Process:
             _kill_group(self._process)
             self._process.wait()
 
-    def _cause_of_death(self) -> Message:
+    def _exit_reason(self) -> Message:
         code = self._process.returncode
         if code < 0:
             return msg("killed by signal {signal}, probably out of memory", signal=-code)
@@ -356,7 +356,7 @@ _BOOTSTRAP = (
 
 
 def serve_requests() -> None:
-    """Call the functions that arrive on standard input, until the process that sends them closes it or dies."""
+    """Call the functions that arrive on standard input, until the sending process closes it or exits."""
     source, sink = _take_over_streams()
     requests: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_read_requests, args=(source, requests), daemon=True).start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tightfit.data.columns import Columns
-from tightfit.data.looks import OTHER_LOOKS, Look, Sample
+from tightfit.data.format_detection import UNSUPPORTED_FORMATS, DatasetFormat, Sample
 from tightfit.data.sources import Source
 from tightfit.errors import BadInput, DataError, suggest
 from tightfit.job import Job
@@ -32,28 +32,28 @@ def check_task(job: Job) -> Task:
     return task
 
 
-def check_look(task: Task, source: Source, given: Columns) -> None:
+def check_format(task: Task, source: Source, given: Columns) -> None:
     """Raise DataError if the data looks like that of another task, or of none, unless the user named its columns."""
     if given.text and given.label:
         return
     sample = Sample(source.sample())
-    if not sample.rows or (task.look and task.look.find(sample)):
+    if not sample.rows or (task.data_format and task.data_format.find(sample)):
         return
-    for look, instead in _other_looks(task):
-        if seen := look.find(sample):
+    for each, instead in _other_formats(task):
+        if seen := each.find(sample):
             raise DataError(
                 msg(
                     "{name} looks like {what} ({seen}): {instead}",
                     name=source.name,
-                    what=look.what,
+                    what=each.what,
                     seen=seen,
                     instead=instead,
                 )
             )
 
 
-def _other_looks(task: Task) -> list[tuple[Look, Message]]:
-    """The looks of other tasks, then of data that no task reads, and what to do with each."""
-    others = [(other.name, other.look) for other in TASKS.values() if other is not task and other.look]
-    found = [(look, msg("train it with --task {task}.", task=name)) for name, look in others]
-    return [*found, *((look, look.instead) for look in OTHER_LOOKS)]
+def _other_formats(task: Task) -> list[tuple[DatasetFormat, Message]]:
+    """The formats of other tasks, then of data that no task reads, and what to do with each."""
+    others = [(other.name, other.data_format) for other in TASKS.values() if other is not task and other.data_format]
+    found = [(each, msg("train it with --task {task}.", task=name)) for name, each in others]
+    return [*found, *((each, each.instead) for each in UNSUPPORTED_FORMATS)]

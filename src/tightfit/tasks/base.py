@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tightfit.data.batch_spec import BatchSpec, text_batch
 from tightfit.data.columns import ColumnNames, Columns
+from tightfit.data.format_detection import DatasetFormat
 from tightfit.data.labels import Labels
-from tightfit.data.looks import Look
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
 from tightfit.data.tokens import RowBatch, Tokens, encode_texts, text_lengths, tokenize
@@ -105,7 +105,7 @@ class Task(ABC):
     """peft's name for it."""
     pipeline: ClassVar[str]
     """The pipeline of transformers, which is also the task's name on the hub."""
-    look: ClassVar[Look | None] = None
+    data_format: ClassVar[DatasetFormat | None] = None
     """How its data can be told from that of other tasks; None for labelled texts, which many tasks read."""
     example: ClassVar[Message] = msg("a text")
     """What a user would give it, in reports."""

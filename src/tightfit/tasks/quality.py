@@ -135,7 +135,7 @@ class Quality(_Value):
 
     rows: int
     constant: str
-    """The answer that scores best among those that do not depend on the text: the commonest label, the mean number."""
+    """The answer that scores best among those that do not depend on the text: the majority class, the mean number."""
     answer: str | None = None
     """The answer of the model, if all rows got the same."""
     interval: Interval | None = None

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from tightfit.data.columns import ColumnNames, Columns, is_number
+from tightfit.data.format_detection import SEVERAL_LABELS
 from tightfit.data.labels import Labels, spelling
-from tightfit.data.looks import SEVERAL_LABELS
 from tightfit.data.row_file import RowFile
 from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
 from tightfit.errors import BadInput, DataError, suggest
@@ -68,7 +68,7 @@ class TextClassification(TextTask):
     summary: ClassVar[Message] = msg("one label for a text or a pair of texts")
     column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
     metrics: ClassVar[tuple[Metric, ...]] = CLASS_METRICS
-    constant: ClassVar[Message] = msg("always the commonest label")
+    constant: ClassVar[Message] = msg("always the majority class")
     example: ClassVar[Message] = msg("a text to classify")
     script: ClassVar[Script | None] = Script(
         imports="from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef",
@@ -192,15 +192,14 @@ def compute_metrics(output):
 
     def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
         """F1 of the positive label, or the mean over the labels (macro F1) if there is none; and other metrics."""
-        positive = None if labels.positive is None else labels.ids[labels.positive]
-        return class_scores(_matrix(prediction), positive)
+        return class_scores(_matrix(prediction), _positive(labels))
 
     def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction:
-        """Those of a model that always says the commonest label."""
+        """Those of a model that always predicts the majority class."""
         from transformers import EvalPrediction
 
         outputs = np.zeros_like(prediction.predictions)
-        outputs[:, _commonest(prediction)] = 1
+        outputs[:, _majority(prediction, labels)] = 1
         return EvalPrediction(outputs, prediction.label_ids)
 
     def assess(self, prediction: EvalPrediction, inputs: ModelInputs) -> Quality:
@@ -208,7 +207,7 @@ def compute_metrics(output):
         answers, rows = np.flatnonzero(matrix.sum(0)), int(matrix.sum())
         return Quality(
             rows=rows,
-            constant=names[_commonest(prediction)],
+            constant=names[_majority(prediction, inputs.labels)],
             answer=names[answers[0]] if len(answers) == 1 else None,
             interval=accuracy_interval(int(np.trace(matrix)), rows),
             labels=label_scores(matrix, names),
@@ -228,8 +227,16 @@ def _matrix(prediction: EvalPrediction) -> Array:
     return confusion_matrix(prediction.label_ids, logits.argmax(axis=-1), logits.shape[-1])
 
 
-def _commonest(prediction: EvalPrediction) -> int:
-    return int(np.bincount(prediction.label_ids).argmax())
+def _majority(prediction: EvalPrediction, labels: Labels) -> int:
+    """The class of the most rows; among equals the positive one, since always predicting another has an F1 of 0."""
+    rows = np.bincount(prediction.label_ids, minlength=len(labels.names))
+    largest = np.flatnonzero(rows == rows.max())
+    positive = _positive(labels)
+    return positive if positive is not None and positive in largest else int(largest[0])
+
+
+def _positive(labels: Labels) -> int | None:
+    return None if labels.positive is None else labels.ids[labels.positive]
 
 
 def _softmax(logits: Array) -> Array:
@@ -357,9 +364,9 @@ def _sort_key(label: str) -> tuple[int, float, str]:
 
 
 TextClassification.zh = {
-    TextClassification.summary: "给一段文本或一对文本标一个类别",
+    TextClassification.summary: "为一段文本或一对文本预测一个类别",
     **CLASSES_ZH,
-    TextClassification.constant: "总是预测最常见的标签",
+    TextClassification.constant: "总是预测多数类",
     "F1 is the mean of the F1 of '{first}' and '{second}' (macro F1): --positive names the label to score": (
         "F1 是“{first}”和“{second}”两个标签 F1 的平均值（宏平均 F1）：用 --positive 指定要计算 F1 的标签"
     ),

@@ -47,7 +47,7 @@ def fit_correction(rates: Rates, layers: Sequence[tuple[Table, float]]) -> Rates
     columns = np.array([(predicted_seconds(without_calls, table), table.calls.sum()) for table, _ in layers])
     columns /= np.array([[seconds] for _, seconds in layers])
     factor, call_overhead = np.linalg.lstsq(columns, np.ones(len(layers)))[0]
-    if factor <= 0 or call_overhead < rates.call_overhead:  # the machine's speed has changed between them
+    if factor <= 0 or call_overhead < rates.call_overhead:  # the machine's speed changed between the measurements
         call_overhead = rates.call_overhead
         factor = float(np.median((1 - call_overhead * columns[:, 1]) / columns[:, 0]))
     return rates.scaled(float(factor), float(call_overhead))

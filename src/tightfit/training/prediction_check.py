@@ -21,10 +21,10 @@ _STEPS = 2  # the first allocates the optimizer state, the second runs beside it
 _TOLERANCE = 0.05
 _PHASES = {  # what has happened by then
     "load": msg("load"),
-    "features": msg("features"),
+    "features": msg("frozen encoder"),
     "forward": msg("forward"),
     "backward": msg("backward"),
-    "step": msg("step"),
+    "step": msg("optimizer step"),
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from cli.test_app import Run, run
 
-from tightfit.cli import habits
+from tightfit.cli import foreign_options
 from tightfit.cli.app import app
 from tightfit.strategies.recipe import Recipe
 
@@ -71,8 +71,8 @@ def test_options_that_nobody_knows_get_the_nearest_name(run: Run) -> None:
     assert "--fp16" in err
 
 
-OPTIONS = {*habits._OPTIONS, *habits._WITH_VALUES}
-SWITCHES = {*habits._SPECS, *habits._DEVICES, *habits._SWITCHES}
+OPTIONS = {*foreign_options._OPTIONS, *foreign_options._WITH_VALUES}
+SWITCHES = {*foreign_options._SPECS, *foreign_options._DEVICES, *foreign_options._SWITCHES}
 
 
 @pytest.mark.parametrize("verb", ["plan", "train", "estimate", "compare", "predict"])
@@ -80,7 +80,7 @@ def test_every_corrected_command_is_valid(verb: str) -> None:
     command = GROUP.commands[verb]
     options = {o: not p.is_flag for p in command.params if p.param_type_name == "option" for o in p.opts}
     for option in sorted(OPTIONS | SWITCHES):
-        found = habits.corrected_command(verb, [f"--{option}", "3" if option in OPTIONS else "true"], options)
+        found = foreign_options.corrected_command(verb, [f"--{option}", "3" if option in OPTIONS else "true"], options)
         assert found is not None, option
         assert found.unknown == [f"--{option}"]
         program, name, *arguments = shlex.split(found.command)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tightfit.data.columns import Columns
-from tightfit.data.looks import OTHER_LOOKS, Look
+from tightfit.data.format_detection import UNSUPPORTED_FORMATS, DatasetFormat
 from tightfit.data.rows import open_data
 from tightfit.engine.dataset import read_data
 from tightfit.errors import DataError
 from tightfit.i18n import render
 from tightfit.job import Job
 from tightfit.messages import Message, msg
-from tightfit.tasks import TASKS, check_look
+from tightfit.tasks import TASKS, check_format
 from tightfit.tasks.text_classification import TextClassification
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
@@ -81,18 +81,18 @@ def test_other_data_is_recognized(tmp_path: Path, name: str) -> None:
     assert "看起来是" in render(error.value.message, "zh")
 
 
-FINE = {
+ACCEPTED = {
     "prompts with labels": ("a.csv", "prompt,response,label\n", "{n},text {n},{m}\n", Columns(("response",), ())),
     "flags beside a label": ("a.csv", "text,a,b,c,label\n", "text {n},{m},{m},{m},{m}\n", None),
     "chosen columns": ("a.csv", "instruction,output\n", "text {n},{m}\n", Columns(("instruction",), ("output",))),
-    "tags of a token each": ("a.csv", "word,label\n", "word{n},{m}\n", None),
+    "one tag per token": ("a.csv", "word,label\n", "word{n},{m}\n", None),
     "one label in a list": ("a.jsonl", "", '{{"text": "text {n}", "label": ["{m}"]}}\n', None),
 }
 
 
-@pytest.mark.parametrize("name", FINE)
+@pytest.mark.parametrize("name", ACCEPTED)
 def test_labelled_texts_are_not_mistaken(tmp_path: Path, name: str) -> None:
-    file, header, row, given = FINE[name]
+    file, header, row, given = ACCEPTED[name]
     (tmp_path / file).write_text(header + "".join(row.format(n=n, m=n % 2) for n in range(20)), "utf-8")
     given = given or Columns()
     text, label = (",".join(part) or None for part in (given.text, given.label))
@@ -103,23 +103,23 @@ def _find(columns: set[str]) -> Callable[[Any], Message | None]:
     return lambda sample: msg("line {line}", line=1) if columns <= set(sample.columns) else None
 
 
-def test_a_new_task_brings_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its data is no longer rejected by it, and other tasks name it."""
-    answers = OTHER_LOOKS[1]
+def test_a_new_task_brings_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new task accepts its own format, and other tasks point to it in their error."""
+    answers = UNSUPPORTED_FORMATS[1]
 
     class Instructions(TextClassification):
         name = "instruction-tuning"
-        look = Look(answers.what, _find({"instruction", "output"}), answers.instead)
+        data_format = DatasetFormat(answers.what, _find({"instruction", "output"}), answers.instead)
 
     (tmp_path / "a.jsonl").write_text(lines({"instruction": "a", "output": "b"}), "utf-8")
     monkeypatch.setitem(TASKS, "instruction-tuning", Instructions())
     classification, instructions = TASKS["text-classification"], TASKS["instruction-tuning"]
     source, _ = open_data(str(tmp_path / "a.jsonl"), instructions)
-    check_look(instructions, source, Columns())
+    check_format(instructions, source, Columns())
     with pytest.raises(
         DataError, match=r"instructions and answers.*\(line 1\): train it with --task instruction-tuning"
     ):
-        check_look(classification, source, Columns())
+        check_format(classification, source, Columns())
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")

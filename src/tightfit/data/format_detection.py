@@ -1,7 +1,7 @@
-"""Looks: what a data file seems to hold, found in its columns and first rows.
+"""Format detection: guess from the columns and first rows which kind of dataset a file is.
 
-A task brings the look of its own data. Here are those of data that no task reads, so that a file that was meant for
-something else is not trained on as if it were labelled texts.
+Every task defines how its own format is detected. This module defines the formats that no task supports, so that such
+files are rejected instead of being trained on as labelled texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Look:
+class DatasetFormat:
     """How one kind of data can be told from others."""
 
     what: Message
@@ -153,7 +153,7 @@ _NO_TASK = msg(
     "name a text and a label column with --text and --label."
 )
 _NO_TAGS = msg("tightfit has no task for tags of tokens; it trains one label per text, in a row of its own.")
-SEVERAL_LABELS = Look(
+SEVERAL_LABELS = DatasetFormat(
     msg("several labels per text"),
     _first(_cells(_is_list_of_labels, _LABELS), _flag_columns),
     msg(
@@ -161,13 +161,13 @@ SEVERAL_LABELS = Look(
         "and train a model for each with --label."
     ),
 )
-OTHER_LOOKS = (
-    Look(
+UNSUPPORTED_FORMATS = (
+    DatasetFormat(
         msg("a chat per row, for a model that generates text"),
         _cells(_is_chat),
         _NO_TASK,
     ),
-    Look(
+    DatasetFormat(
         msg("instructions and answers, for a model that generates text"),
         _named(
             ("instruction", "output"),
@@ -180,12 +180,12 @@ OTHER_LOOKS = (
         ),
         _NO_TASK,
     ),
-    Look(
+    DatasetFormat(
         msg("questions with their answers in a context (SQuAD)"),
         _first(_named(("question", "context", "answers"), ("question", "context", "answer")), _named(("paragraphs",))),
         _NO_TASK,
     ),
-    Look(
+    DatasetFormat(
         msg("texts and other texts to write from them, such as translations or summaries"),
         _first(
             _cells(_is_translation, ("translation",)),
@@ -193,12 +193,12 @@ OTHER_LOOKS = (
         ),
         _NO_TASK,
     ),
-    Look(
+    DatasetFormat(
         msg("named entities, a token and its tag per line (CoNLL)"),
         _tagged_tokens,
         _NO_TAGS,
     ),
-    Look(
+    DatasetFormat(
         msg("named entities or other tags within a text"),
         _first(
             _cells(_is_list_of_words, ("tokens", "words")),
@@ -207,12 +207,12 @@ OTHER_LOOKS = (
         _NO_TAGS,
     ),
     SEVERAL_LABELS,
-    Look(
+    DatasetFormat(
         msg("texts with the labels of fastText"),
         _cells(_is_fasttext),
         msg("write the label and the text in two columns, such as a CSV file with the header label,text."),
     ),
-    Look(
+    DatasetFormat(
         msg("texts without labels"),
         _plain_texts,
         msg("give a file with a text and a label in each row, such as a CSV file with the header label,text."),

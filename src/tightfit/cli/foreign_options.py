@@ -1,7 +1,7 @@
-"""Habits: options of transformers scripts, and the command that means the same here.
+"""Options of transformers scripts (`--output_dir`, `--fp16`) and the equivalent tightfit command.
 
-People type what they know: `--output_dir`, `--fp16`, `--gradient_accumulation_steps 4`. The command is rejected, since
-a guess could train something else, and printed as it would have to be, ready to paste.
+Such a command is rejected, because a wrong guess could train something else; the error message shows the corrected
+command, ready to paste.
 """
 
 from __future__ import annotations
