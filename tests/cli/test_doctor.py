@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from parts import CPU
 
+from tightfit import doctor
 from tightfit.cli import app
 from tightfit.doctor import Diagnosis
 from tightfit.doctor.machine import Finding
 from tightfit.doctor.self_check import CheckedRecipe, SelfCheck
-from tightfit.errors import BadInput
 from tightfit.messages import Message, msg, verbatim
 
 Captured = pytest.CaptureFixture[str]
@@ -82,16 +82,9 @@ def test_a_device_that_does_not_exist_is_bad_input(monkeypatch: pytest.MonkeyPat
     assert "There is no device 'tpu'" in capfd.readouterr().err
 
 
-def test_a_gpu_without_kernels_is_a_problem_and_the_cpu_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tightfit import doctor
-
-    def find_device(name: str | None) -> object:
-        if name == "cpu":
-            return CPU
-        raise BadInput(PROBLEM)
-
-    monkeypatch.setattr(doctor, "find_device", find_device)
-    monkeypatch.setattr(doctor, "gpu_problem", lambda: None)
-    assert doctor._usable_device(None) == (CPU, [PROBLEM])
+def test_a_problem_of_the_gpu_makes_it_look_at_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "gpu_problem", lambda: PROBLEM)
-    assert doctor._usable_device("cuda") == (CPU, [PROBLEM])
+    for name in (None, "cuda"):
+        device, problems = doctor._usable_device(name)
+        assert (device.kind, problems) == ("cpu", [PROBLEM])
+    assert doctor._usable_device("cpu")[1] == []

@@ -10,6 +10,8 @@ from parts import CPU
 
 from tightfit.doctor import machine
 from tightfit.doctor.machine import examine, gpu_problem
+from tightfit.errors import BadInput
+from tightfit.messages import msg
 from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_16BIT
 from tightfit.timing.predicted_step_time import Rates
 
@@ -29,14 +31,17 @@ def test_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build_of_torch(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, *, names: list[str], failure: str | None = None
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, *, names: list[str], failure: Exception | None = None
 ) -> None:
+    """A build of torch on a machine with these GPUs, where using one fails."""
+
     def init() -> None:
-        raise RuntimeError(failure)
+        if failure is not None:
+            raise failure
 
     monkeypatch.setattr(torch.version, "cuda", cuda)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: failure is None and cuda is not None)
     monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(machine, "find_device", lambda name: CPU)
     monkeypatch.setattr(machine, "gpu_names", lambda: names)
 
 
@@ -74,6 +79,12 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version %d). Pleas
 def test_why_a_gpu_cannot_be_used(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None, names: list[str], failure: str | None, said: str | None
 ) -> None:
-    build_of_torch(monkeypatch, cuda, names=names, failure=failure)
+    build_of_torch(monkeypatch, cuda, names=names, failure=RuntimeError(failure) if failure else None)
     problem = gpu_problem()
     assert (problem is None) if said is None else (said in str(problem))
+
+
+def test_a_gpu_without_kernels_in_this_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = msg("torch cannot use {gpu}: {reason}", gpu="GTX 1050 Ti", reason="no kernels")
+    build_of_torch(monkeypatch, "13.0", names=["GTX 1050 Ti"], failure=BadInput(message))
+    assert gpu_problem() == message

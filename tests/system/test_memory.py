@@ -79,6 +79,38 @@ def test_thresholds_of_the_environment_are_restored(monkeypatch: pytest.MonkeyPa
     assert run_script(SCRIPT) == ["False", "True"]
 
 
+BF16 = """
+import os
+import torch
+from tightfit.engine.meter import resident_bytes
+from tightfit.system.memory import trim_malloc, tuned_malloc
+
+def multiply(rows):
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.nn.functional.linear(torch.ones(rows, 64), weight).sum().backward()
+
+weight = torch.ones(64, 64, requires_grad=True)
+before = dict(os.environ)
+with tuned_malloc():
+    for rows in range(20, 80):
+        multiply(rows)
+    trim_malloc()
+    full = resident_bytes()
+    for rows in range(80, 140):
+        multiply(rows)
+    trim_malloc()
+    print((resident_bytes() - full) >> 20, os.environ == before)
+print(os.environ == before)
+"""
+
+
+def test_products_in_bf16_of_many_shapes_do_not_fill_the_memory() -> None:
+    """The code of each takes some 600 KB, of which torch and oneDNN would keep that of 1024 shapes."""
+    growth, changed, restored = run_script(BF16)
+    assert int(growth) < 8
+    assert (changed, restored) == ("False", "True")
+
+
 # Memory
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightfit.device import Device, find_device
 from tightfit.doctor.machine import Finding, examine, gpu_problem
 from tightfit.doctor.self_check import SelfCheck, check_predictions
-from tightfit.errors import BadInput
 from tightfit.messages import Message, as_data, msg
 from tightfit.runs.record import versions
 
@@ -70,11 +69,4 @@ def diagnose(device: str | None, *, quick: bool, listener: Listener) -> Diagnosi
 def _usable_device(name: str | None) -> tuple[Device, list[Message]]:
     """The device; the CPU and a problem if the machine has a GPU that this torch cannot use."""
     problem = gpu_problem() if name is None or name.startswith("cuda") else None
-    try:
-        return find_device("cpu" if problem else name), [problem] if problem else []
-    except BadInput as error:
-        if name is not None and not name.startswith("cuda"):
-            raise
-        if name is not None and "no CUDA GPU" in error.message:
-            raise
-        return find_device("cpu"), [error.message]
+    return find_device("cpu" if problem else name), [problem] if problem else []

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from tightfit.device import Device
-from tightfit.errors import first_line
+from tightfit.device import Device, find_device
+from tightfit.errors import BadInput, first_line
 from tightfit.gpus import remember_gpu
 from tightfit.messages import Message, clauses, listed, msg, verbatim
 from tightfit.simulation.op_counts import ELEMENTWISE, MATMUL, MATMUL_16BIT
@@ -207,10 +207,11 @@ def gpu_problem() -> Message | None:
         return _cpu_build(names) if names else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of what is said here
-        if torch.cuda.is_available():
-            return None
         try:
             torch.cuda.init()
+            find_device("cuda")  # fails if torch has no kernels for it
+        except BadInput as error:
+            return error.message
         except (RuntimeError, AssertionError) as error:
             return _driver_problem(str(error), torch.version.cuda)
     return None

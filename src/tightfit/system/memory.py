@@ -8,6 +8,10 @@ The thresholds are settings of the whole process, so a program that imports tigh
 or something is measured. glibc does not tell what they were before. By default both start at 128 KB and grow with the
 blocks that are freed, and once they are set they do not grow any more. So they are set back to what they grow to in a
 program that frees large tensors, their largest default values, or to those of the environment.
+
+torch and oneDNN each keep the code that they generate for products in bf16 on a CPU, some 300 KB for each shape of a
+product. By default they keep 1024 of them each: a run with texts of many lengths grows by 600 MB. They read how many
+when they run the first one, so a program that has run some before keeps its own number.
 """
 
 from __future__ import annotations
@@ -31,8 +35,14 @@ _DEFAULTS = {  # the option, the variable that sets it when a process starts, an
 }
 
 
+_CODE_CACHES = {"LRU_CACHE_CAPACITY": "32", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}  # more than a micro-batch needs
+
+
 def tuned_malloc() -> AbstractContextManager[None]:
-    """Inside, glibc returns freed memory to the system at once; other C libraries are left alone."""
+    """Inside, glibc returns freed memory to the system at once; other C libraries are left alone.
+
+    Caches of generated code that are made inside are small.
+    """
     return _thresholds.changed()
 
 
@@ -46,7 +56,15 @@ def trim_malloc() -> None:
 def _tune() -> Callable[[], None]:
     _set_thresholds(dict.fromkeys(_DEFAULTS, MALLOC_THRESHOLD))
     trim_malloc()
-    return lambda: _set_thresholds({option: _configured(*default) for option, default in _DEFAULTS.items()})
+    added = {name: value for name, value in _CODE_CACHES.items() if name not in os.environ}
+    os.environ.update(added)
+
+    def restore() -> None:
+        _set_thresholds({option: _configured(*default) for option, default in _DEFAULTS.items()})
+        for name in added:
+            os.environ.pop(name, None)
+
+    return restore
 
 
 _thresholds = SharedSetting(_tune)
