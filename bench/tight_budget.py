@@ -33,7 +33,10 @@ SHAPES: dict[str, tuple[str, dict[str, int]]] = {  # configs of transformers, wi
     "distilbert": ("DistilBertConfig", {"dim": 384, "n_heads": 6, "hidden_dim": 1536}),
     "electra-small": ("ElectraConfig", {}),
     "mobilebert": ("MobileBertConfig", {}),
-    "t5": ("T5Config", {"d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 4, "num_heads": 8}),
+    "t5": (
+        "T5Config",
+        {"d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 4, "num_heads": 8, "decoder_start_token_id": 0},
+    ),
     "bert-24-narrow-layers": (
         "BertConfig",
         {"hidden_size": 256, "num_hidden_layers": 24, "num_attention_heads": 4, "intermediate_size": 1024},
