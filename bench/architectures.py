@@ -62,6 +62,7 @@ EXTRA: dict[str, dict[str, Any]] = {  # what a config class checks beside its si
     "hunyuan_v1_moe": {"head_dim": 64},
     "layoutlmv3": {"coordinate_size": 64, "shape_size": 64},
     "ministral": {"head_dim": 64},
+    "mistral4": {"qk_rope_head_dim": 32, "qk_nope_head_dim": 32},
     "mobilebert": {"num_attention_heads": 4},
     "nemotron": {"head_dim": 64, "num_key_value_heads": 6},
     "gpt_neo": {"attention_types": [[["global", "local"], 3]]},
