@@ -20,9 +20,9 @@ def main() -> None:
     sys.argv = sys.argv[3:]
     if sys.argv[0] == "tightfit":
         from tightfit.cli.app import main as run
-        from tightfit.optional_imports import block_unused_imports
+        from tightfit.optional_imports import slim_process
 
-        block_unused_imports()
+        slim_process()
     else:
         from baseline import main as run
     gate_trainers(go, times)
