@@ -58,6 +58,8 @@ _ALIASES = {
     "flop_registry": "torch.utils.flop_counter:flop_registry",
     "sdpa_flop_count": "torch.utils.flop_counter:sdpa_flop_count",
     "sdpa_backward_flop_count": "torch.utils.flop_counter:sdpa_backward_flop_count",
+    # torch: sets what PYTORCH_ALLOC_CONF sets, in a running process
+    "set_allocator_settings": "torch._C:_accelerator_setAllocatorSettings",
     # torch: attention kernels; torch does not choose these by itself for fake tensors
     "flash_attention_for_cpu": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "flash_attention": "torch:ops.aten._scaled_dot_product_flash_attention",

@@ -18,6 +18,9 @@ BatchShape = tuple[int, int]
 """Rows and tokens of a batch."""
 Size = Callable[[Sequence[BatchShape]], "np.ndarray[tuple[int, ...], np.dtype[np.float64]] | IntArray"]
 """Size of each of several micro-batches, to compare them."""
+_CUT_BATCHES = 32
+_DEPTH = 12
+_INPUTS_PER_LAYER = 24  # what a layer saves and computes in its backward pass, in tensors of the size of its input
 _MIN_NO_GRAD_ROWS = 8  # a forward pass without gradients saves no activations
 
 
@@ -53,6 +56,8 @@ class Batching:
     """Tokens per micro-batch, for recipes that limit tokens instead of rows."""
     chunk_rows: int | None = None
     """Rows per chunk of a layer, where layers run in chunks."""
+    depth: int | None = None
+    """The layers of the model, where known."""
     bucket_batches: int = 0
     """Batches whose rows are sorted by length together (length bucketing); 0 for random order."""
 
@@ -102,11 +107,22 @@ class Batching:
         return _largest_by_size(self.limits().cut_all(batches), size)
 
     def fullest(self, batches: IntArray) -> tuple[int, ...] | None:
-        """The lengths of the batch with the most tokens, if it runs as a whole, in chunks; None otherwise."""
+        """The lengths of the batch that needs most memory, if it runs as a whole, in chunks; None otherwise."""
         if self.chunk_rows is None:
             return None
-        most = batches[batches.sum(axis=1).argmax()]
-        return tuple(int(length) for length in most[most > 0])
+        lengths = [[length for length in batch if length] for batch in batches.tolist()]
+        return tuple(lengths[self.fullest_of(lengths)])
+
+    def fullest_of(self, batches: Sequence[Sequence[int]]) -> int:
+        """The index of the batch that needs most memory in chunks; only those with the most tokens are cut."""
+        most = sorted(range(len(batches)), key=lambda number: -sum(batches[number]))[:_CUT_BATCHES]
+        return max(most, key=lambda number: self._chunked_size(batches[number]))
+
+    def _chunked_size(self, lengths: Sequence[int]) -> tuple[int, int]:
+        """Each layer keeps its input of all chunks, and one layer is recomputed for one chunk."""
+        chunks = partition_by_tokens(lengths, (self.chunk_rows or 1) * lengths[0])
+        tokens = [(chunk.end - chunk.start) * chunk.length for chunk in chunks]
+        return (self.depth or _DEPTH) * sum(tokens) + _INPUTS_PER_LAYER * max(tokens), sum(lengths)
 
     @property
     def trial_rows(self) -> int:
@@ -119,12 +135,15 @@ class Batching:
         """The rows and tokens of the pre-flight's first step: the last of a batch's trial rows."""
         return 1, max(1, int(longest_first[longest_first > 0][: self.trial_rows][-1]))
 
-    def memory_key(self, longest_first: IntArray) -> tuple[int, int]:
-        """Sort key of a batch by the memory it needs."""
-        total, longest = int(longest_first.sum()), int(longest_first[0])
+    def largest_batch(self, batches: Sequence[IntArray]) -> int:
+        """The index of the batch that needs most memory; the lengths of its rows are given longest first."""
         if self.chunk_rows is not None:
-            return total, longest
-        return int(tokens_of(self.micro_batches(longest_first[None])).max()), total
+            return self.fullest_of([batch.tolist() for batch in batches])
+        return max(range(len(batches)), key=lambda number: self._largest_tokens(batches[number]))
+
+    def _largest_tokens(self, longest_first: IntArray) -> tuple[int, int]:
+        """The tokens of a batch's largest micro-batch, and of all of them."""
+        return int(tokens_of(self.micro_batches(longest_first[None])).max()), int(longest_first.sum())
 
 
 def _largest_by_rows(cut: IntArray, rows: int) -> LargestMicroBatches:

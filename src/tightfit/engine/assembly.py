@@ -60,7 +60,7 @@ def assemble(
         model=model,
         device=device,
         optimizer=AdamW().build,
-        batching=Batching(settings.batch_size, settings.max_length),
+        batching=Batching(settings.batch_size, settings.max_length, depth=source.depth),
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from tightfit.data.batching import BatchShape
 from tightfit.device import Device
 from tightfit.display import Display
 from tightfit.messages import Message
-from tightfit.simulation.allocator import pinned_peak, reserved_over_time
+from tightfit.simulation.allocator import pinned_peak, reserved_by_phase
 from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on, expected_range
 from tightfit.simulation.libraries import LibraryMemory, library_memory
 from tightfit.simulation.scaling import Array
@@ -101,12 +101,15 @@ class Estimate(Display):
 
 
 def phases_of(
-    timeline: Timeline, device: Device, shapes: Sequence[BatchShape | None]
+    timeline: Timeline,
+    device: Device,
+    shapes: Sequence[BatchShape | None],
+    reserved: Mapping[str, int] | None = None,
 ) -> dict[str, dict[MemoryKind, int]]:
     """Bytes by kind at the peak of every phase; what the allocator reserves beyond that is a kind of its own."""
     sizes, spans = timeline.read(shapes)
     on_device = np.where(timeline.on_host, 0, sizes)
-    total, reserved = timeline.total(on_device), reserved_over_time(device, timeline, sizes)
+    total, reserved = timeline.total(on_device), reserved or reserved_by_phase(device, timeline, sizes, spans)
     phases: dict[str, dict[MemoryKind, int]] = {}
     for name in PHASES:
         slices = ticks_of(name, spans)
@@ -115,7 +118,7 @@ def phases_of(
         peak_tick = peak_tick_of(total, slices)
         kinds = {kind: int(size) for kind, size in zip(KINDS, timeline.live_at(peak_tick, on_device), strict=True)}
         del kinds[MemoryKind.HOST]
-        kinds[MemoryKind.ALLOCATOR] = int(max(reserved[part].max() for part in slices)) - int(total[peak_tick])
+        kinds[MemoryKind.ALLOCATOR] = reserved[name] - int(total[peak_tick])
         phases[name] = kinds
     return phases
 

@@ -23,12 +23,14 @@ from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
 from tightfit.models import load_tokenizer
+from tightfit.simulation.caching_allocator import CachingAllocator
 from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
 from tightfit.simulation.known_values import Unknowns, trace_answers
 from tightfit.simulation.op_counts import MATMUL_16BIT, Table
 from tightfit.simulation.process_size import bf16_code_bytes, process_bytes, process_size_note
 from tightfit.simulation.profile import StepProfile, profile_of
+from tightfit.simulation.replay import Replay
 from tightfit.simulation.scaling import Array, NotExtrapolable, constant_sizes, fit_sizes, live_peak
 from tightfit.simulation.simulate import BatchShapes, TracedTraining, fake_tensors, trace_training
 from tightfit.simulation.timeline import Timeline
@@ -37,6 +39,7 @@ from tightfit.simulation.worst_case import Lengths, WorstShapes
 from tightfit.strategies.base import Changes
 from tightfit.strategies.parts import Parts
 from tightfit.strategies.recipe import Recipe
+from tightfit.system.gpu_allocator import expandable_in_training
 from tightfit.system.memory import usable_memory
 from tightfit.system.processes import map_in_forks, usable_cpus
 from tightfit.tasks import find_task
@@ -215,7 +218,7 @@ class Simulation:
         worst = self._worst_shapes(parts, traced)
         shapes = _section_shapes(worst, traced)
         return Estimate(
-            phases=phases_of(traced.timeline, self.setup.device, shapes),
+            phases=phases_of(traced.timeline, self.setup.device, shapes, self._reserved(traced, worst)),
             host=host_peak(traced.timeline, shapes),
             overhead=self._overhead(traced),
             device=self.setup.device,
@@ -224,6 +227,13 @@ class Simulation:
             worst=worst.about,
             notes=(*process_size_note(self.setup.device, self.process_bytes()), *traced.training.notes),
         )
+
+    def _reserved(self, traced: TracedRecipe, worst: WorstShapes) -> dict[str, int] | None:
+        """What a GPU's allocator reserves in each phase of the run."""
+        if self.setup.device.kind != "cuda":
+            return None
+        allocator = CachingAllocator(expandable=expandable_in_training())
+        return Replay(traced.training.trace, traced.timeline.sizes, traced.is_scalable, allocator).run(worst)
 
     def lower_bound(self, recipe: Recipe) -> int:
         """The peak without the allocator's share, which is slow to compute for a GPU."""
@@ -261,8 +271,8 @@ class Simulation:
 
     def _with_shapes(self, parts: Parts, recipe: Recipe) -> Parts:
         """The parts with this recipe's rows and tokens instead of the traced ones; some reject micro-batches."""
-        settings = self.setup.settings
-        batching = Batching(settings.batch_size, settings.max_length, chunk_rows=parts.batching.chunk_rows)
+        settings, depth = self.setup.settings, self.setup.model.depth
+        batching = Batching(settings.batch_size, settings.max_length, chunk_rows=parts.batching.chunk_rows, depth=depth)
         parts = replace(parts, batching=batching)
         for strategy in recipe.in_order_of_application:
             if strategy.changes is Changes.BATCH or strategy.steps_in_backward:

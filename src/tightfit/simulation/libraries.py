@@ -25,9 +25,9 @@ def library_memory(device: Device) -> list[LibraryMemory]:
     """
     if device.kind != "cuda":
         return []
-    from tightfit.simulation.kernels import workspaces_on
+    from tightfit.simulation.kernels import workspace_on
 
-    workspaces = sum(workspaces_on(device))
+    workspaces = 2 * (workspace_on(device) or 0)  # one each for the threads of the forward and the backward pass
     return [
         LibraryMemory(msg("CUDA context and kernels"), device.context_bytes, _context_source(device)),
         LibraryMemory(

@@ -38,12 +38,12 @@ from tightfit.engine.meter import OTHER
 from tightfit.errors import BadInput, ModelError, first_line
 from tightfit.messages import Message, msg
 from tightfit.simulation.estimate import Estimate, phases_of
-from tightfit.simulation.kernels import scratch_on
+from tightfit.simulation.kernels import scratch_on, workspace_on
 from tightfit.simulation.known_values import Unknowns, trace_answers
 from tightfit.simulation.patches import replaced
 from tightfit.simulation.process_size import process_bytes
 from tightfit.simulation.scaling import constant_sizes, live_peak
-from tightfit.simulation.simulate import alloc_workspaces, fake_tensors, tag_gradients, tag_state
+from tightfit.simulation.simulate import fake_tensors, tag_gradients, tag_state
 from tightfit.simulation.timeline import Timeline
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
@@ -86,7 +86,7 @@ def trace_loop(build: Callable[[], Any], device: Device) -> tuple[TracedLoop, tu
 
 
 def _trace(build: Callable[[], Any], device: Device, unknowns: Unknowns) -> TracedLoop:
-    tracer = Tracer(Trace(), scratch_on(device), unknowns)
+    tracer = Tracer(Trace(), scratch_on(device), unknowns, workspace_on(device))
     weights = weakref.WeakValueDictionary[int, torch.nn.Parameter]()
     with fake_tensors(device), tracer, _recording_phases(tracer, weights):
         tracer.trace.start_phase("load")
@@ -95,7 +95,6 @@ def _trace(build: Callable[[], Any], device: Device, unknowns: Unknowns) -> Trac
             raise BadInput(
                 msg("The function given to estimate() must build the training and return its step, a function.")
             )
-        alloc_workspaces(device, tracer.trace)
         for _ in range(2):  # the second step runs with optimizer state
             tracer.trace.start_phase("forward")
             _call(step)

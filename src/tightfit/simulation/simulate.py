@@ -39,7 +39,7 @@ from tightfit.messages import Message
 from tightfit.models import quiet_transformers
 from tightfit.ops.buffer_pool import release_active
 from tightfit.ops.fake import new_context, on_host, row_lengths
-from tightfit.simulation.kernels import kernels_of, scratch_on, workspaces_on
+from tightfit.simulation.kernels import kernels_of, scratch_on, workspace_on
 from tightfit.simulation.known_values import Unknowns
 from tightfit.simulation.op_counts import OpCounts
 from tightfit.simulation.patches import replaced, uninitialized_weights
@@ -106,7 +106,7 @@ def trace_training(
 ) -> TracedTraining:
     """Build the training run and trace all its phases, on fake tensors or, with `fake=False`, on real ones."""
     trace = Trace()
-    tracer = Tracer(trace, scratch_on(device), unknowns)
+    tracer = Tracer(trace, scratch_on(device), unknowns, workspace_on(device))
     mode = fake_tensors(device) if fake else torch.random.fork_rng([])
     with mode, tracer, tracer.owners.tracking():
         trace.start_phase("load")
@@ -118,7 +118,7 @@ def trace_training(
             tracer.mark_as_of(weight, [weight], MemoryKind.WEIGHTS)
         shapes = choose_shapes(parts)
         _enable_autocast(parts)
-        alloc_workspaces(device, trace)
+        trace.start_phase(OTHER)
         batches = _FakeBatches(parts, spec, tracer)
         _cache_features(batches, shapes, tracer)
         tag_gradients(parts.model.parameters(), tracer)  # before the recipe's hooks, which may free the gradients
@@ -130,13 +130,6 @@ def trace_training(
         _save_and_restore(parts, optimizer, trace)
     op_counts = ((1, tracer.op_counts),)
     return TracedTraining(trace, parts, shapes, *sizes, op_counts, op_counts)
-
-
-def alloc_workspaces(device: Device, trace: Trace) -> None:
-    """Record the workspaces that the device's libraries keep from their first use on."""
-    trace.start_phase(OTHER)
-    for size in workspaces_on(device):
-        trace.alloc(size).kind = MemoryKind.TEMPORARY
 
 
 @cache

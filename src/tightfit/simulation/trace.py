@@ -19,6 +19,8 @@ class Buffer(NamedTuple):
     least: float = 0
     """If it would be smaller, the kernel does without."""
     most: float = math.inf
+    after_result: bool = False
+    """Whether the kernel allocates its result before it."""
 
 
 Scratch = Callable[[Any, tuple[Any, ...]], list[Buffer]]
@@ -88,6 +90,11 @@ class Trace:
         block = self.alloc(buffer.size)
         block.bounds = buffer.least, buffer.most
         return block
+
+    def alloc_workspace(self, size: int) -> None:
+        """Record memory that a library keeps from now on, whatever the micro-batch."""
+        block = self.alloc(size)
+        block.section, block.kind = -1, MemoryKind.TEMPORARY
 
     def free(self, block: Block) -> None:
         """Record the release of a block."""

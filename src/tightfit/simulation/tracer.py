@@ -27,6 +27,7 @@ from tightfit.compat import (
 )
 from tightfit.ops import fake
 from tightfit.simulation.fake_op_cache import FakeOpCache
+from tightfit.simulation.kernels.cpu import MATMULS
 from tightfit.simulation.known_values import KnownValues, Unknowns
 from tightfit.simulation.op_counts import GRAD_ACCUMULATION, OPTIMIZER, OpCounts
 from tightfit.simulation.trace import Block, Scratch, Trace
@@ -118,6 +119,7 @@ def wildcard_layer(name: str) -> str:
 _DEVICE_OF = torch.ops.prim.device.default
 _ADD_IN_PLACE, _ADD = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
 _EMBEDDING_BACKWARD = "EmbeddingBackward0"
+_OWN_REFERENCES = 4  # to a gradient that autograd adds another one to: autograd's, those of the call, and Python's
 _UNSHARED = 2  # references to a storage that only one tensor uses: the tensor's and ours
 
 
@@ -128,9 +130,14 @@ _caches: weakref.WeakKeyDictionary[Any, FakeOpCache] = weakref.WeakKeyDictionary
 class Tracer(_Mode):
     """Records the results of all ops. Views share storage, so storages are tracked, by weak reference, not tensors."""
 
-    def __init__(self, trace: Trace, scratch: Scratch, unknowns: Unknowns | None = None) -> None:
+    def __init__(
+        self, trace: Trace, scratch: Scratch, unknowns: Unknowns | None = None, workspace: int | None = None
+    ) -> None:
         super().__init__()
         self.trace = trace
+        self._workspace = workspace
+        """Bytes that each thread which runs matrix products keeps from the first one on."""
+        self._has_workspace = {False: workspace is None, True: workspace is None}
         self._unknowns = unknowns or Unknowns()
         self.op_counts = OpCounts()
         self.owners = OwnerTracker()
@@ -157,7 +164,10 @@ class Tracer(_Mode):
             return args[0].fake_device
         if func is _ADD and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
             self._freed(storage_id(args[0].untyped_storage()))  # the sum takes its place
-        scratch = [self.trace.alloc_buffer(buffer) for buffer in self._scratch(func, args)]
+        if func in MATMULS:
+            self._use_workspace()
+        buffers = self._scratch(func, args)
+        scratch = [self.trace.alloc_buffer(buffer) for buffer in buffers if not buffer.after_result]
         out = self._run(func, args, kwargs or {})
         self.op_counts.record(func, args, kwargs or {}, out, self._section(func, args))
         if isinstance(out, torch.Tensor):
@@ -166,9 +176,17 @@ class Tracer(_Mode):
             for value in tree_iter(out):
                 if isinstance(value, torch.Tensor):
                     self._track(value)
+        scratch += [self.trace.alloc_buffer(buffer) for buffer in buffers if buffer.after_result]
         for block in scratch:
             self.trace.free(block)
         return out
+
+    def _use_workspace(self) -> None:
+        """Backward passes run in a thread of their own."""
+        is_backward = current_autograd_node() is not None
+        if not self._has_workspace[is_backward]:
+            self._has_workspace[is_backward] = True
+            self.trace.alloc_workspace(self._workspace or 0)
 
     def mark(self, tensors: Iterable[torch.Tensor], kind: MemoryKind) -> None:
         """Set the memory kind of some tensors."""
@@ -227,21 +245,21 @@ def _run_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(*args, **kwargs)
 
 
+def _is_added_in_place(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether autograd would accumulate this gradient in place, as it does if nothing else references the first one.
+
+    It does not do so while a dispatch mode is active, so the sum would be one gradient too many. Weights that layers
+    share are small in comparison and are left alone: otherwise the first layer's trace would differ from the others'.
+    """
+    if torch.is_grad_enabled() or not (first.dim() > 2 or _in_embedding_backward()):
+        return False
+    storage = first.untyped_storage()
+    same_layout = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
+    is_alone = first._use_count() <= _OWN_REFERENCES and storage_use_count(storage_id(storage)) == _UNSHARED
+    return same_layout and is_alone
+
+
 def _in_embedding_backward() -> bool:
     """Whether autograd has just run the backward of an embedding, whose table may be used more than once."""
     node = current_autograd_node()
     return node is not None and node.name() == _EMBEDDING_BACKWARD
-
-
-def _is_added_in_place(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether autograd would accumulate this gradient in place, as it does if nothing else references the first one.
-
-    It does not do so while a dispatch mode is active, so an embedding table that is used twice would have one gradient
-    too many. Tensors shared by layers are small in comparison and are left alone: otherwise the first layer's trace
-    would differ from the others'.
-    """
-    if torch.is_grad_enabled() or not _in_embedding_backward():
-        return False
-    storage = first.untyped_storage()
-    same_layout = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
-    return same_layout and storage_use_count(storage_id(storage)) == _UNSHARED

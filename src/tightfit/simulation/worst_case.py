@@ -22,6 +22,7 @@ from tightfit.strategies.parts import Parts
 if TYPE_CHECKING:
     from tightfit.data.batches import IntArray
 
+_FIRST_BATCHES = 4  # of a run that a GPU's allocator is simulated for
 _SAMPLE_BATCHES = 128  # enough to estimate the mean time of a batch
 
 
@@ -33,6 +34,8 @@ class WorstShapes:
     evaluation: BatchShape
     first_step: BatchShape = (1, 1)
     """The micro-batch of the pre-flight's first step, which allocates the optimizer state: one row."""
+    first_batches: tuple[tuple[BatchShape, ...], ...] = ()
+    """Micro-batches of the first batches, and of that with the largest: two from the start of each, and its last."""
     batch: int = 1
     """The batch that holds the largest micro-batch, counted from 1."""
     batches: int = 1
@@ -122,6 +125,7 @@ class Lengths:
             micro_batches=largest.shapes,
             evaluation=(rows, longest),
             first_step=batching.trial_row(cut[largest.batch]),
+            first_batches=_first_batches(batching, cut, largest.batch),
             batch=largest.batch + 1,
             batches=len(self.batches),
             encoder=((len(encoder), encoder[0]),) if encoder else (),
@@ -152,6 +156,13 @@ class Lengths:
         with real_tensors():
             seen = rows_seen(self.job, len(self.train), batching.buckets(self._truncated_lengths(batching)))
         return [self.train[row] for row in seen]
+
+
+def _first_batches(batching: Batching, cut: IntArray, largest: int) -> tuple[tuple[BatchShape, ...], ...]:
+    """The micro-batches of the first batches and of the largest one: two from the start of each, and its last."""
+    first = [*range(min(_FIRST_BATCHES, len(cut)))]
+    batches = [batching.micro_batches(cut[[number]]) for number in (*first, *({largest} - set(first)))]
+    return tuple(tuple(batch[:2] + batch[2:][-1:]) for batch in batches)
 
 
 @lru_cache(maxsize=8)

@@ -45,8 +45,8 @@ def find_worst_batch(
     batching = parts.step_batching
     lengths = np.minimum(np.array(train), batching.max_length)
     sampled = sample_batches(job, len(lengths), buckets)
-    batches = (batch[np.argsort(-lengths[batch], kind="stable")] for batch in sampled)
-    worst = max(batches, key=lambda batch: batching.memory_key(lengths[batch]))
+    batches = [batch[np.argsort(-lengths[batch], kind="stable")] for batch in sampled]
+    worst = batches[batching.largest_batch([lengths[batch] for batch in batches])]
     longest = np.argsort(-np.array(validation), kind="stable")[: batching.no_grad_rows]
     return WorstBatch([int(row) for row in worst[: batching.trial_rows]], [int(row) for row in longest])
 

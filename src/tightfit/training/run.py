@@ -55,6 +55,7 @@ from tightfit.runs.resume_checks import (
 )
 from tightfit.strategies.recipe import Recipe
 from tightfit.system.files import atomic_dir, remove_stale
+from tightfit.system.gpu_allocator import use_expandable_segments
 from tightfit.system.memory import trim_malloc, tuned_malloc
 from tightfit.system.processes import process_lock
 from tightfit.tasks import check_task, find_task
@@ -295,6 +296,8 @@ def _start_meter(device: Device) -> Meter:
 
 
 def _run(options: RunOptions, setup: TrainingSetup, meter: Meter) -> Run:
+    if options.device.kind == "cuda":
+        use_expandable_segments(options.terminal.log)
     save_and_stop = SaveAndStop(options.folder, options.save_every, options.terminal.log)
     needed = setup.estimate.error_band[1] if setup.estimate is not None else None
     with (

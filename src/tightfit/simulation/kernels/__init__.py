@@ -15,9 +15,9 @@ def kernels_of(device: Device) -> AbstractContextManager[None]:
     return cuda.kernels(device) if device.kind == "cuda" else cpu.kernels()
 
 
-def workspaces_on(device: Device) -> list[int]:
-    """Bytes of the workspaces that the device's libraries allocate on first use and keep."""
-    return cuda.workspaces(device) if device.kind == "cuda" else []
+def workspace_on(device: Device) -> int | None:
+    """Bytes of the workspace that the device's library of matrix products keeps for each thread; None for none."""
+    return cuda.workspace(device) if device.kind == "cuda" else None
 
 
 def scratch_on(device: Device) -> Scratch:

@@ -26,6 +26,8 @@ _torch_attention = _functions.scaled_dot_product_attention
 _torch_dropout = _functions.dropout
 _FLASH_CAPABILITY, _FLASH_MAX_WIDTH = 80, 256
 _SUMS = {torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim}
+_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+_TILE, _TILE_HEADER = 64, 16
 _REDUCE_THREADS, _WARP = 512, 32
 _WORKSPACE, _WORKSPACE_HOPPER = 8320 << 10, 32 << 20  # torch's defaults: 2 x 4096 + 8 x 16 KiB; 32 MiB
 
@@ -45,10 +47,26 @@ def scratch(device: Device, func: Any, args: tuple[Any, ...]) -> list[Buffer]:
     """cuBLAS needs contiguous matrices: an expanded one is copied first. Sums of columns have a buffer."""
     if func in _SUMS:
         return _column_sums(device, *args[:2])
+    if func is _ATTENTION_BACKWARD:
+        return _attention_gradients(device, args[1])
     if func not in MATMULS:
         return []
     matrices = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() >= 2]
     return [Buffer(m.numel() * m.element_size()) for m in matrices if 0 in m.stride()[-2:] and m.numel() > 1]
+
+
+def _attention_gradients(device: Device, query: torch.Tensor) -> list[Buffer]:
+    """The backward pass of memory-efficient attention adds up gradients in fp32, in tiles of 64 tokens x 64 values.
+
+    In 16 bits, wide heads do so for keys and values too where a multiprocessor has little shared memory.
+    """
+    rows, heads, tokens, width = query.shape
+    sums = Buffer(4 * rows * heads * tokens, after_result=True)
+    tiles = -(-width // _TILE)
+    all_three = tiles > 1 and query.element_size() == 2 and device.capability in (86, 89, 120)
+    copies = 3 if all_three else 1
+    per_token = tiles * (4 * _TILE * copies + _TILE_HEADER / _TILE)
+    return [sums, Buffer(round(rows * heads * tokens * per_token), after_result=True)]
 
 
 def _column_sums(device: Device, matrix: torch.Tensor, dims: Any) -> list[Buffer]:
@@ -70,7 +88,8 @@ def _column_sums(device: Device, matrix: torch.Tensor, dims: Any) -> list[Buffer
     split = 4 * columns * vector * width
     if splits <= 1:
         return []
-    return [Buffer(split * matrix.numel() // columns // (16 * height), split * 16, split * splits)]
+    size = split * matrix.numel() // columns // (16 * height)
+    return [Buffer(size, split * 16, split * splits, after_result=True)]
 
 
 def _floor_to_power_of_2(number: int) -> int:
@@ -83,9 +102,9 @@ def _threads_per_multiprocessor(device: Device) -> int:
     return 1536 if device.capability in (86, 87, 89, 120) else 2048
 
 
-def workspaces(device: Device) -> list[int]:
-    """cuBLAS keeps one workspace per thread that runs matmuls: the forward pass's and the backward pass's."""
-    return [_WORKSPACE_HOPPER if device.capability >= 90 else _WORKSPACE] * 2
+def workspace(device: Device) -> int:
+    """cuBLAS keeps one for each thread that runs matrix products: the forward pass's and the backward pass's."""
+    return _WORKSPACE_HOPPER if device.capability >= 90 else _WORKSPACE
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
