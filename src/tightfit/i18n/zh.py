@@ -116,6 +116,7 @@ TEXTS = {
     "the budget of {budget} is more than {device} has ({total}): a plan may fit the budget but not the device": "预算 {budget} 超过 {device} 的容量（{total}）：方案在预算以内，设备也可能放不下",
     "{size} free on {device}": "{size}（{device} 当前空闲）",
     "{size} on {device}": "{size}（{device}）",
+    "PyTorch's expandable_segments is on, so that batches of different lengths take less GPU memory; PYTORCH_ALLOC_CONF=expandable_segments:False turns it off": "已开启 PyTorch 的 expandable_segments，长度不同的批次占用的显存更少；如需关闭，请设置 PYTORCH_ALLOC_CONF=expandable_segments:False",
     # Models
     "'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json.": "“{name}”没有分词器：请把 tokenizer.json 或 vocab.txt 放到 config.json 所在的文件夹。",
     "The tokenizer of '{name}' has neither a padding nor an end-of-sequence token: use another model.": "“{name}”的分词器既没有填充 token，也没有结束 token：请换一个模型。",
