@@ -894,4 +894,5 @@ TEXTS = {
     "Random seed for the split, the initialization of the head, the data order and dropout.": "随机种子，用于划分数据、初始化分类头、数据顺序和 dropout。",
     "Use only the model's config, with random weights: for measuring memory and time, not for results.": "只用模型的配置，权重随机：只用来测量内存/显存和用时，不看效果。",
     "The training data has {rows} rows: at least {needed} are needed.": "训练数据只有 {rows} 条样本：至少需要 {needed} 条。",
+    "PyTorch's expandable_segments is on, so that batches of different lengths take less GPU memory; PYTORCH_ALLOC_CONF=expandable_segments:False turns it off": "已开启 PyTorch 的 expandable_segments，让长度不同的批次占用更少显存；设置 PYTORCH_ALLOC_CONF=expandable_segments:False 可以关闭",
 }
