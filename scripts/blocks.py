@@ -185,6 +185,10 @@ def gpu(language: str) -> str:
     groups: dict[str, list[records.GpuCell]] = {{"en": "all", "zh": "全部"}[language]: cells}
     for cell in cells:
         groups.setdefault(cell.precision, []).append(cell)
+    for cell in sorted(cells, key=lambda cell: cell.capability):
+        groups.setdefault(cell.capability, []).append(cell)
+    for cell in sorted(cells, key=lambda cell: not cell.expandable):
+        groups.setdefault(f"expandable_segments:{cell.expandable}", []).append(cell)
     for cell in sorted(cells, key=lambda cell: cell.model):
         groups.setdefault(cell.model, []).append(cell)
     for cell in sorted(cells, key=lambda cell: cell.recipe):
@@ -196,7 +200,10 @@ def gpu(language: str) -> str:
 def _gpu_errors(cells: list[records.GpuCell]) -> list[str]:
     live, reserved = [cell.live for cell in cells], [cell.reserved for cell in cells]
     medians = [f"{statistics.median(map(abs, errors)):.1%}" for errors in (live, reserved)]
-    return [medians[0], percent(max(live, key=abs)), medians[1], percent(min(reserved)), percent(max(reserved))]
+    exact = f"{sum(cell.is_live_exact for cell in cells)} / {len(cells)}"
+    in_range = f"{sum(cell.is_reserved_in_range for cell in cells)} / {len(cells)}"
+    errors = [percent(max(live, key=abs)), exact, medians[1], percent(min(reserved)), percent(max(reserved)), in_range]
+    return [medians[0], *errors]
 
 
 def published(language: str) -> str:

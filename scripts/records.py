@@ -211,15 +211,27 @@ class GpuCell:
     recipe: str
     precision: str
     capability: str
+    expandable: bool
+    """Whether the allocator's segments were expandable, as in training, or as torch has them."""
     live: float
     reserved: float
+
+    @property
+    def is_live_exact(self) -> bool:
+        """Within 0.1 %."""
+        return abs(self.live) <= 0.001
+
+    @property
+    def is_reserved_in_range(self) -> bool:
+        """Not more than 3 % too low and 5 % too high."""
+        return -0.03 <= self.reserved <= 0.05
 
 
 def gpu_cells() -> list[GpuCell]:
     """The cells that were measured; one that failed has no phases."""
     return [
         GpuCell(
-            *(cell[name] for name in ("model", "recipe", "precision", "capability")),
+            *(cell[name] for name in ("model", "recipe", "precision", "capability", "expandable")),
             *(_peak_error(cell[PHASES].values(), which) for which in ("live", "reserved")),
         )
         for cell in record("gpu")["cells"]

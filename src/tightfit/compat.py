@@ -64,6 +64,7 @@ _ALIASES = {
     "flash_attention_for_cpu": "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu",
     "flash_attention": "torch:ops.aten._scaled_dot_product_flash_attention",
     "efficient_attention": "torch:ops.aten._scaled_dot_product_efficient_attention",
+    "efficient_attention_backward": "torch:ops.aten._scaled_dot_product_efficient_attention_backward.default",
     # torch: the backward pass of softmax into an existing tensor
     "softmax_backward_into": "torch:ops.aten._softmax_backward_data.out",
     # torch: the operations behind tensor.item() and behind writing to tensor[mask]
@@ -129,6 +130,8 @@ version_of = attrgetter("_version")
 """A tensor's version: how often it was changed in place."""
 sequence_number_of = methodcaller("_sequence_nr")
 """The sequence number of an autograd node, in the order of the forward pass."""
+reference_count_of = methodcaller("_use_count")
+"""The number of references to a tensor, of Python and of torch together."""
 
 
 # torch

@@ -116,7 +116,6 @@ TEXTS = {
     "the budget of {budget} is more than {device} has ({total}): a plan may fit the budget but not the device": "预算 {budget} 超过 {device} 的容量（{total}）：方案在预算以内，设备也可能放不下",
     "{size} free on {device}": "{size}（{device} 当前空闲）",
     "{size} on {device}": "{size}（{device}）",
-    "PyTorch's expandable_segments is on, so that batches of different lengths take less GPU memory; PYTORCH_ALLOC_CONF=expandable_segments:False turns it off": "已开启 PyTorch 的 expandable_segments，长度不同的批次占用的显存更少；如需关闭，请设置 PYTORCH_ALLOC_CONF=expandable_segments:False",
     # Models
     "'{name}' has no tokenizer: put tokenizer.json or vocab.txt beside its config.json.": "“{name}”没有分词器：请把 tokenizer.json 或 vocab.txt 放到 config.json 所在的文件夹。",
     "The tokenizer of '{name}' has neither a padding nor an end-of-sequence token: use another model.": "“{name}”的分词器既没有填充 token，也没有结束 token：请换一个模型。",
@@ -942,4 +941,5 @@ TEXTS = {
     "Random seed for the split, the initialization of the head, the data order and dropout.": "随机种子，用于划分数据、初始化分类头、数据顺序和 dropout。",
     "Use only the model's config, with random weights: for measuring memory and time, not for results.": "只用模型的配置，权重随机初始化：仅用于测量内存/显存和用时，训练效果没有意义。",
     "The training data has {rows} rows: at least {needed} are needed.": "训练数据只有 {rows} 条样本：至少需要 {needed} 条。",
+    "PyTorch's expandable_segments is on, so that batches of different lengths take less GPU memory; PYTORCH_ALLOC_CONF=expandable_segments:False turns it off": "已开启 PyTorch 的 expandable_segments，让长度不同的批次占用更少显存；设置 PYTORCH_ALLOC_CONF=expandable_segments:False 可以关闭",
 }

@@ -19,6 +19,7 @@ from tightfit.compat import (
     current_fake_mode,
     get_frame,
     next_sequence_number,
+    reference_count_of,
     sequence_number_of,
     storage_id,
     storage_use_count,
@@ -255,7 +256,7 @@ def _is_added_in_place(first: torch.Tensor, second: torch.Tensor) -> bool:
         return False
     storage = first.untyped_storage()
     same_layout = first.shape == second.shape and first.dtype == second.dtype and first.nbytes == storage.nbytes()
-    is_alone = first._use_count() <= _OWN_REFERENCES and storage_use_count(storage_id(storage)) == _UNSHARED
+    is_alone = reference_count_of(first) <= _OWN_REFERENCES and storage_use_count(storage_id(storage)) == _UNSHARED
     return same_layout and is_alone
 
 

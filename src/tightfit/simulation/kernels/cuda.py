@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tightfit.compat import efficient_attention, flash_attention
+from tightfit.compat import efficient_attention, efficient_attention_backward, flash_attention
 from tightfit.device import Device
 from tightfit.simulation.kernels.autocast import cuda_autocast
 from tightfit.simulation.kernels.cpu import MATMULS, additive_mask
@@ -26,7 +26,6 @@ _torch_attention = _functions.scaled_dot_product_attention
 _torch_dropout = _functions.dropout
 _FLASH_CAPABILITY, _FLASH_MAX_WIDTH = 80, 256
 _SUMS = {torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim}
-_ATTENTION_BACKWARD = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
 _TILE, _TILE_HEADER = 64, 16
 _REDUCE_THREADS, _WARP = 512, 32
 _WORKSPACE, _WORKSPACE_HOPPER = 8320 << 10, 32 << 20  # torch's defaults: 2 x 4096 + 8 x 16 KiB; 32 MiB
@@ -47,7 +46,7 @@ def scratch(device: Device, func: Any, args: tuple[Any, ...]) -> list[Buffer]:
     """cuBLAS needs contiguous matrices: an expanded one is copied first. Sums of columns have a buffer."""
     if func in _SUMS:
         return _column_sums(device, *args[:2])
-    if func is _ATTENTION_BACKWARD:
+    if func is efficient_attention_backward:
         return _attention_gradients(device, args[1])
     if func not in MATMULS:
         return []
