@@ -21,9 +21,13 @@ GB = 10**9
 PREDICTED = {"load": GB, "forward": 3 * GB, "backward": 2 * GB, "step": 2 * GB, "evaluate": 9 * GB}
 
 
-def lines_after(steps: int, measured: dict[str, float], *, reaches_peak: bool = True) -> list[Message]:
+def lines_after(
+    steps: int, measured: dict[str, float], *, reaches_peak: bool = True, device: str = "cpu"
+) -> list[Message]:
     estimate: Any = SimpleNamespace(
-        overhead=GB, phases={name: {MemoryKind.WEIGHTS: size - GB} for name, size in PREDICTED.items()}
+        overhead=GB,
+        device=SimpleNamespace(kind=device),
+        phases={name: {MemoryKind.WEIGHTS: size - GB} for name, size in PREDICTED.items()},
     )
     meter: Any = SimpleNamespace(measured=PREDICTED | {name: int(size) for name, size in measured.items()})
     lines: list[Message] = []
@@ -48,6 +52,12 @@ def test_a_peak_that_differs_by_more_than_five_percent_is_said(measured: dict[st
     lines = lines_after(2, measured)
     assert [line for line in lines if said and said in line] == lines
     assert len(lines) == (0 if said is None else 1)
+
+
+def test_on_a_gpu_the_context_is_not_part_of_what_is_compared() -> None:
+    """torch measures what it has reserved itself."""
+    assert lines_after(2, {name: size - GB for name, size in PREDICTED.items()}, device="cuda") == []
+    assert len(lines_after(2, {"forward": 3 * GB}, device="cuda")) == 1
 
 
 def test_it_is_said_once_and_not_before_there_is_optimizer_state() -> None:
