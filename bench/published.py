@@ -19,7 +19,7 @@ import transformers as hf
 
 from quality import ROOT, SHARED
 from tightfit.device import GPUS, Device, find_gpu
-from tightfit.simulation.allocator import CachingAllocator, MemoryBlock
+from tightfit.simulation.caching_allocator import CachingAllocator, MemoryBlock
 from tightfit.simulation.estimate import Estimate
 from tightfit.simulation.own_loop import estimate_loop, trace_loop
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
