@@ -130,7 +130,7 @@ def test_a_full_comparison_has_scores_of_every_seed(job: Job, tasks: Tasks, tmp_
     text = comparison_as_markdown(found)
     assert "±" in text
     assert "| F1 of '1' |" in text
-    assert "always the commonest label: F1 of '1' 0" in text
+    assert "always the majority class: F1 of '1' 0" in text
 
 
 def test_the_first_epoch_includes_the_time_of_the_feature_cache(job: Job, tasks: Tasks, tmp_path: Path) -> None:

@@ -262,7 +262,8 @@ def test_dropping_state_resets_the_gradient_scaler() -> None:
     unscale()
     with pytest.raises(RuntimeError, match="already been called"):  # without the reset
         unscale()
-    Trainer.drop_state(SimpleNamespace(model=model, optimizer=None, accelerator=SimpleNamespace(scaler=scaler)))
+    accelerator = SimpleNamespace(scaler=scaler)
+    Trainer.drop_state(SimpleNamespace(model=model, optimizer=None, inner_optimizer=None, accelerator=accelerator))
     assert all(parameter.grad is None for parameter in model.parameters())
     unscale()
     assert torch.equal(model.weight.grad, torch.ones(2, 2))  # unscaled exactly once

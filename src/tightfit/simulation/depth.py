@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from tightfit.simulation.scaling import NotExtrapolable
-from tightfit.simulation.timeline import PASS_END, STATE_ALLOCATED, STEPS_END
+from tightfit.simulation.timeline import PASS_END, STATE_ALLOCATED, STATE_DROPPED, STEPS_END
 from tightfit.simulation.trace import Block, Section, Trace
 from tightfit.strategies.base import MemoryKind
 
@@ -271,7 +271,8 @@ def replace_optimizer_steps(gradients: Trace, optimizer: Trace) -> Trace:
     replaced, steps = (_Interval(trace.marks[PASS_END], trace.marks[STEPS_END]) for trace in (gradients, optimizer))
     delay, shift = steps.length - replaced.length, replaced.start - steps.start
     kept = [_delayed(block, replaced, delay) for block in gradients.blocks if not replaced.holds(block.alloc_tick)]
-    inserted = [_shifted(block, shift) for block in optimizer.blocks if steps.holds(block.alloc_tick)]
+    dropped = gradients.marks[STATE_DROPPED] + delay
+    inserted = [_of_steps(block, shift, steps, dropped) for block in optimizer.blocks if steps.holds(block.alloc_tick)]
     state = optimizer.marks[STATE_ALLOCATED] + shift
     return Trace(
         blocks=sorted([*kept, *inserted], key=lambda block: block.alloc_tick),
@@ -310,8 +311,11 @@ def _delayed(block: Block, replaced: _Interval, delay: int) -> Block:
     return block.moved(replaced.after(block.alloc_tick, delay), free_tick)
 
 
-def _shifted(block: Block, by: int) -> Block:
-    return block.moved(block.alloc_tick + by, None if block.free_tick is None else block.free_tick + by)
+def _of_steps(block: Block, shift: int, steps: _Interval, dropped: int) -> Block:
+    """A block of the optimizer steps; the state stays until it is dropped, which is at another tick in this trace."""
+    is_state = block.free_tick is not None and block.free_tick > steps.end
+    free_tick = dropped if is_state else None if block.free_tick is None else block.free_tick + shift
+    return block.moved(block.alloc_tick + shift, free_tick)
 
 
 def _shifted_phases(trace: Trace, of: _Interval, by: int) -> list[tuple[int, str, int]]:

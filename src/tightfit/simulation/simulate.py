@@ -43,7 +43,7 @@ from tightfit.simulation.kernels import kernels_of, scratch_on, workspace_on
 from tightfit.simulation.known_values import Unknowns
 from tightfit.simulation.op_counts import OpCounts
 from tightfit.simulation.patches import replaced, uninitialized_weights
-from tightfit.simulation.timeline import PASS_END, PASS_START, STATE_ALLOCATED, STEPS_END
+from tightfit.simulation.timeline import PASS_END, PASS_START, STATE_ALLOCATED, STATE_DROPPED, STEPS_END
 from tightfit.simulation.trace import Trace
 from tightfit.simulation.tracer import Tracer
 from tightfit.strategies.base import MemoryKind
@@ -240,6 +240,7 @@ def _save_and_restore(parts: Parts, optimizer: torch.optim.Optimizer, trace: Tra
     Every training run loads weights, since the pre-flight restores them.
     """
     save(parts, lambda weights: None, trace.phase)
+    trace.mark(STATE_DROPPED)
     drop_state(parts.model, optimizer)
     if parts.device.kind != "cuda":
         weights = parts.checkpoint_weights

@@ -18,6 +18,7 @@ from tightfit.strategies.base import MemoryKind
 
 KINDS = list(MemoryKind)
 PASS_START, PASS_END, STATE_ALLOCATED, STEPS_END = "pass start", "pass end", "state allocated", "steps end"
+STATE_DROPPED = "state dropped"
 
 
 @dataclass(frozen=True)
