@@ -15,6 +15,7 @@ from simulation.test_simulate import LABELS, TOKENIZER, estimated_phases, job_of
 
 import tightfit
 from tightfit import Job
+from tightfit.simulation import known_values
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.known_values import Unknowns, trace_answers
 from tightfit.simulation.scaling import live_peak
@@ -148,6 +149,20 @@ def test_a_branch_that_cannot_be_simulated_is_left_out_and_the_estimate_says_so(
                 values[(values > 1).nonzero()[:, 0]].clone()
         return made
 
+    _, notes = trace_answers(trace, live_peak)
+    assert [Path(__file__).name in str(note) and "left out" in str(note) for note in notes] == [True]
+
+
+def test_a_loop_that_ends_by_an_unknown_value_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(found: Unknowns) -> Trace:
+        made = Trace()
+        with fake_tensors(CPU), Tracer(made, lambda *_: [], found):
+            values = torch.empty(3, 4).sigmoid()
+            while (values > 0.5).any():
+                values = values / 2
+        return made
+
+    monkeypatch.setattr(known_values, "_MOST_QUESTIONS", 50)
     _, notes = trace_answers(trace, live_peak)
     assert [Path(__file__).name in str(note) and "left out" in str(note) for note in notes] == [True]
 

@@ -159,6 +159,7 @@ TEXTS = {
     "'{model}' cannot be simulated: {reason}. Add --probe to trace a small step on real tensors (--device cpu).": "“{model}”无法模拟：{reason}。可以加上 --probe，用真实张量跑一小步（--device cpu）。",
     "predicted as if every expert received the same number of tokens ({places})": "预测时假定每个专家分到同样多的 token（{places}）",
     "the model's weights or random numbers decide what it computes ({places}): predicted for what needs more memory": "模型按权重或随机数决定计算哪些操作（{places}）：按占用更多的一种预测",
+    "a value that is not known ends the loop at {place}, so it cannot be simulated": "{place} 处的循环何时结束取决于模拟中没有的数值，因此无法模拟",
     "one branch of the model ({places}) computes with sizes that depend on its data and was left out: training may need more memory than predicted": "模型有一个分支（{places}）的张量大小取决于数据，预测未计入：训练占用的内存可能高于预测",
     "its code reads tensor values ({op}), which a simulation does not have": "它的代码要读取张量的值（{op}），模拟时没有这些值",
     "The function given to estimate() must build the training and return its step, a function.": "传给 estimate() 的函数应构建训练，并返回执行一步的函数。",

@@ -31,6 +31,7 @@ from tightfit.compat import (
     storage_id,
     unique_values,
 )
+from tightfit.errors import ModelError
 from tightfit.messages import Message, msg
 
 T = TypeVar("T")
@@ -38,7 +39,16 @@ _aten = torch.ops.aten
 _UNKNOWN_SIZE = (DataDependentOutputException, DynamicOutputShapeException)
 VALUE = "tightfit_value"
 """The attribute of a fake tensor that holds its value."""
+_MOST_QUESTIONS = 20_000  # at one place: more than layers x experts x passes
 _LIMIT = 1 << 24  # elements of the largest tensor that is computed, such as a mask of 32 x 512 x 512
+
+
+class EndlessLoop(ModelError):
+    """A loop that ends by a value which a simulation does not have."""
+
+
+_LEFT_OUT = (*_UNKNOWN_SIZE, EndlessLoop)
+"""Failures of one answer that are no check of the model: training may take that branch."""
 
 
 @dataclass
@@ -47,14 +57,19 @@ class Unknowns:
 
     answer: bool = True
     """The answer to every yes-or-no question."""
-    questions: dict[str, None] = field(default_factory=dict)
-    """Where they are asked: file and line."""
+    questions: dict[str, int] = field(default_factory=dict)
+    """Where they are asked, file and line, and how often."""
     choices: dict[str, None] = field(default_factory=dict)
     """Where it matters what was chosen evenly."""
 
     def decide(self) -> bool:
         """The answer to a question; where it is asked is recorded."""
-        self.questions[_place()] = None
+        place = _place()
+        self.questions[place] = asked = self.questions.get(place, 0) + 1
+        if asked > _MOST_QUESTIONS:  # `while x.any():` would never end
+            raise EndlessLoop(
+                msg("a value that is not known ends the loop at {place}, so it cannot be simulated", place=place)
+            )
         return self.answer
 
 
@@ -78,7 +93,7 @@ def trace_answers(trace: Callable[[Unknowns], T], size: Callable[[T], float]) ->
     largest, unknowns = max(traced, key=lambda each: size(each[0]))
     differ = len({size(each) for each, _ in traced}) > 1
     notes = (*_choice_note(unknowns), *(_question_note(unknowns) if differ else ()))
-    return largest, (*notes, *(_left_out_note(unknowns) if isinstance(failure, _UNKNOWN_SIZE) else ()))
+    return largest, (*notes, *(_left_out_note(unknowns) if isinstance(failure, _LEFT_OUT) else ()))
 
 
 def _choice_note(unknowns: Unknowns) -> tuple[Message, ...]:
