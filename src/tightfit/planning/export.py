@@ -24,7 +24,7 @@ from tightfit.data.split import stratified_sample
 from tightfit.device import AUTO
 from tightfit.engine.dataset import read_data
 from tightfit.job import Job
-from tightfit.messages import Message, msg
+from tightfit.messages import Message, msg, verbatim
 from tightfit.planning.plan import Plan
 from tightfit.planning.script_process import MODEL, SIZE, measured_process
 from tightfit.simulation.estimate import Estimate
@@ -57,14 +57,14 @@ _UTF8 = ("utf-8", "utf-8-sig")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "scikit-learn")
 
 
-def unexportable_reason(plan: Plan) -> str | None:
+def unexportable_reason(plan: Plan) -> Message | None:
     """Why the script has to call tightfit; None if transformers and datasets can run the whole plan."""
     own = [strategy.spec for strategy in plan.recipe.strategies if strategy.variant not in EXPORTABLE]
-    if own:
-        verb = "need" if len(own) > 1 else "needs"
-        return f"{', '.join(own)} {verb} tightfit."
+    if len(own) > 1:
+        return msg("{specs} need tightfit.", specs=", ".join(own))
     unusual = _unusual_freezing(plan.recipe) or _unusual_task(plan.job) or _unusual_data(plan.job)
-    return f"{unusual} needs tightfit." if unusual else None
+    needed = verbatim(own[0]) if own else unusual
+    return msg("{what} needs tightfit.", what=needed) if needed else None
 
 
 def reader_of(job: Job) -> str:
@@ -79,27 +79,27 @@ def read_columns(job: Job) -> Columns:
     return columns_of(source, task.column_names, given)
 
 
-def _unusual_freezing(recipe: Recipe) -> str | None:
+def _unusual_freezing(recipe: Recipe) -> Message | None:
     """A `freeze` with settings that the exported script does not implement."""
     specs = [s.spec for s in recipe.strategies if isinstance(s, Freeze) and (s.pattern or s.embeddings is not None)]
-    return specs[0] if specs else None
+    return verbatim(specs[0]) if specs else None
 
 
-def _unusual_task(job: Job) -> str | None:
+def _unusual_task(job: Job) -> Message | None:
     """A task that brings no lines for the exported script."""
-    return None if find_task(job.task).script else f"The task {job.task}"
+    return None if find_task(job.task).script else msg("The task {task}", task=job.task)
 
 
-def _unusual_data(job: Job) -> str | None:
+def _unusual_data(job: Job) -> Message | None:
     """What the exported script cannot do: it reads one text and one label column of a file that datasets loads."""
     file = Path(job.data)
     if not file.is_file() or file.suffix.lower() not in _READERS or read_columns(job).numbered or is_one_object(file):
-        return f"Reading {file.name}"
+        return msg("Reading {what}", what=file.name)
     if file.suffix.lower() != ".parquet" and (encoding := detect_encoding(file)) not in _UTF8:
-        return f"Reading {encoding}"
+        return msg("Reading {what}", what=encoding)
     if job.validation is not None:
-        return "Validating on a separate file"
-    return "Training on text pairs" if len(read_columns(job).text) > 1 else None
+        return msg("Validating on a separate file")
+    return msg("Training on text pairs") if len(read_columns(job).text) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,14 @@ def script_of(plan: Plan) -> Script:
     estimate = plan.chosen.estimate if process is None else replace(plan.chosen.estimate, overhead=process)
     if estimate.error_band[1] > plan.budget.size:
         more = format_bytes(estimate.peak - plan.chosen.peak)
-        why = f"A plain script imports more libraries and needs {more} more, which does not fit the budget."
+        why = msg(
+            "A plain script imports more libraries and needs {more} more, which does not fit the budget.", more=more
+        )
         return _calling_tightfit(plan, why, (_does_not_fit(plan, estimate),))
     return Script(_plain(plan, peak=estimate.peak, process=process), True, estimate)
 
 
-def _calling_tightfit(plan: Plan, why: str, notes: tuple[Message, ...]) -> Script:
+def _calling_tightfit(plan: Plan, why: Message, notes: tuple[Message, ...]) -> Script:
     return Script(_render("tightfit_script", plan, why=why), False, plan.chosen.estimate, notes)
 
 
@@ -150,7 +152,7 @@ def _plain(plan: Plan, *, peak: int | None = None, process: int | None = None, m
     )
 
 
-def _how_to_get_a_plain_one(plan: Plan, why: str) -> tuple[Message, ...]:
+def _how_to_get_a_plain_one(plan: Plan, why: Message) -> tuple[Message, ...]:
     own = [strategy.spec for strategy in plan.recipe.strategies if strategy.variant not in EXPORTABLE]
     if not own:
         return (msg("the script calls tightfit: {why}", why=why),)
