@@ -564,6 +564,7 @@ OVERRIDDEN = {
     "_load_optimizer_and_scheduler": ["checkpoint"],
     "_load_scaler": ["checkpoint"],
     "_load_rng_state": ["checkpoint"],
+    "_save_rng_state": ["output_dir"],
     "_run_epoch": [
         "model", "epoch", "train_dataloader", "steps_in_epoch", "num_update_steps_per_epoch", "trial",
         "ignore_keys_for_eval", "start_time", "resume_from_checkpoint", "epochs_trained",

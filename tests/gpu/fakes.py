@@ -14,6 +14,8 @@ from fake_gpu import FakeGPU
 ROOT = Path(__file__).parents[2]
 GB = 1 << 30
 START = """
+from tightfit.optional_imports import slim_process
+slim_process()  # as on the command line: bitsandbytes initializes CUDA when it is imported
 import json, os, sys
 from pathlib import Path
 from conftest import make_model, write_reviews

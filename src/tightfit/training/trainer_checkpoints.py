@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tightfit.engine.oom import free_memory
 from tightfit.engine.step import drop_state, save
 from tightfit.messages import msg
 from tightfit.optimizers.in_backward import reset_grad_norms
+from tightfit.simulation.patches import replaced
 from tightfit.strategies.parts import Parts
 from tightfit.system.files import atomic_remove
 from tightfit.training.checkpoints import (
@@ -129,9 +131,18 @@ class CheckpointTrainer(transformers.Trainer):
         with as_load_error(checkpoint):
             super()._load_scaler(checkpoint)
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        with self._no_gpu_on_cpu():
+            super()._save_rng_state(output_dir)
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with as_load_error(checkpoint):
+        with as_load_error(checkpoint), self._no_gpu_on_cpu():
             super()._load_rng_state(checkpoint)
+
+    def _no_gpu_on_cpu(self) -> contextlib.AbstractContextManager[None]:
+        """A run on the CPU draws no random numbers on a GPU, and reading their state would initialize CUDA."""
+        is_on_cpu = self.args.device.type == "cpu"
+        return replaced(torch.cuda, "is_available", lambda: False) if is_on_cpu else contextlib.nullcontext()
 
     def load_loss_totals(self) -> None:
         """Continue the loss sums of the checkpoint that the run has resumed from."""
