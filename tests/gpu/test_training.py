@@ -24,9 +24,10 @@ def test_planning_for_the_gpu_traces_in_forked_processes(tmp_path: Path) -> None
         trace, parent = SimulationSetup.trace, os.getpid()
 
         def traced(setup, recipe, shapes):
+            done = trace(setup, recipe, shapes)  # a recipe that is rejected is asked for again: that takes no time
             if os.getpid() == parent:
                 print("traced in the parent:", *recipe.specs)
-            return trace(setup, recipe, shapes)
+            return done
 
         SimulationSetup.trace = traced
         made = plan(job(), "2GB", device="cuda")
@@ -48,11 +49,11 @@ def test_running_out_of_memory_is_recovered_with_smaller_micro_batches(tmp_path:
     """The budget leaves room for weights and optimizer state and for a few rows."""
     code = """
         wide = make_model(folder / "wide", hidden_size=512, num_attention_heads=8, intermediate_size=2048)
-        big = job(model=str(wide), random_weights=True)
-        run = train(big, out=folder / "run", device="cuda", quiet=True, preflight=False)
-        print(run.steps, any("micro-batch" in note for note in run.notes))
+        big = job(model=str(wide), random_weights=True, batch_size=32)
+        run = train(big, out=folder / "run", device="cuda", budget="none", quiet=True, preflight=False)
+        print(run.steps, any("out of memory in step" in note and "continuing with" in note for note in run.notes))
     """
-    assert run(code, tmp_path, memory=GB, context=GB - (134 << 20)) == "3 True"
+    assert run(code, tmp_path, memory=GB, context=GB - (150 << 20)) == "3 True"
 
 
 def test_a_second_gpu_is_not_used(tmp_path: Path) -> None:
