@@ -75,6 +75,7 @@ def alone(job: Job, names: list[str]) -> dict[str, Any]:
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_new_worker")
 def test_four_threads_beside_a_training_get_the_same_answers_and_do_not_change_it(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +157,7 @@ def test_a_training_holds_the_lock_of_this_process(
     assert in_worker == ["_estimate"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_new_worker")
 def test_a_worker_passes_on_plans_that_do_not_fit_relative_paths_and_own_loops(
     job: Job, monkeypatch: pytest.MonkeyPatch

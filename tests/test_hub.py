@@ -116,6 +116,7 @@ def test_an_unreachable_hub_of_data_sets_is_one_sentence(tiny_model: Path, tmp_p
     assert "Retry" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_download_shows_its_bars_and_the_cache_serves_without_the_hub(
     tiny_model: Path, reviews: Path, tmp_path: Path
 ) -> None:

@@ -108,6 +108,7 @@ def test_a_misspelt_strategy_is_reported_without_importing_torch(verb: str, tiny
     assert modules_after(_RUN.format(args=args)) == ["2", "[]"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["plan", "estimate"])
 def test_garbage_collection_is_enabled_again(run: Run, verb: str, tiny_model: Path, reviews: Path) -> None:
     """Commands may be called in a process that continues afterwards."""
@@ -150,6 +151,7 @@ def test_train_prints_a_summary(run: Run, tiny_model: Path, reviews: Path, tmp_p
     assert "54 training rows, 6 validation rows" in err
 
 
+@pytest.mark.slow
 def test_the_command_line_overrides_the_job_file(run: Run, tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(

@@ -34,6 +34,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(end.value.code or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_demo")
 def test_the_demo_plans_trains_and_writes_its_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Captured

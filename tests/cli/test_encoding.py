@@ -40,6 +40,7 @@ def test_characters_are_replaced_by_similar_ones() -> None:
     assert b"?" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_training_run_is_shown_in_any_encoding(
     encoding: str, tiny_model: Path, reviews: Path, tmp_path: Path

@@ -104,6 +104,7 @@ def test_ctrl_c_says_how_to_continue(run: Run, verb: str, message: str, monkeypa
     assert run(verb, "--lang", "zh") == (130, "", f"tightfit: {message}\n")
 
 
+@pytest.mark.slow
 def test_a_plan_is_in_chinese(run: Run, tiny_model: Path, reviews: Path) -> None:
     job = ["--model", tiny_model, "--data", reviews, "--device", "T4", "--max-length", 32, "--batch-size", 8]
     for budget, verdict in (("2GB", "放得下"), ("520MB", "放不下任何方案")):

@@ -364,6 +364,7 @@ def test_without_a_budget_a_plan_is_made_if_the_baseline_does_not_fit(
         assert run.recipe == list(more.get("use", [])), "exactly what was asked for"
 
 
+@pytest.mark.slow
 def test_an_alternative_of_a_plan_is_trained(tiny_model: Path, reviews: Path, tmp_path: Path) -> None:
     file, job_options = tmp_path / "plan.yaml", ("--model", tiny_model, "--data", reviews, "--max-length", 32)
     done = call("plan", *job_options, "--budget", "3GB", "--json")
@@ -374,6 +375,7 @@ def test_an_alternative_of_a_plan_is_trained(tiny_model: Path, reviews: Path, tm
     assert yaml.safe_load(file.read_text())["use"] == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "following"),
     [

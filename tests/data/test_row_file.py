@@ -197,6 +197,7 @@ print([name for name in ("datasets", "pandas", "pyarrow") if sys.modules.get(nam
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocked", [False, True], ids=["reading", "training"])
 def test_a_csv_does_not_need_the_datasets_library(tiny_model: Path, tmp_path: Path, blocked: bool) -> None:
     """It would take 88 MiB of every training run."""

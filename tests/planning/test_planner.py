@@ -117,6 +117,7 @@ def test_a_plan_reports_warnings_about_the_measured_rates(tmp_path: Path) -> Non
     assert error.value.plan.notes == ("the machine is busy",)
 
 
+@pytest.mark.slow
 def test_a_gpu_whose_speed_is_not_known_gets_a_plan_without_times(tmp_path: Path) -> None:
     """The recipes are ranked all the same, but no time is told: neither in text nor in JSON."""
     gpu = find_gpu("6GB")
@@ -137,6 +138,7 @@ def test_a_gpu_whose_speed_is_not_known_gets_a_plan_without_times(tmp_path: Path
         assert "每个 epoch 约" not in plan_as_text(made)
 
 
+@pytest.mark.slow
 def test_a_plan_made_in_python_notes_that_the_command_line_needs_less_memory(tmp_path: Path) -> None:
     here = planner_of(tmp_path)
     made = here.plan(budget(ROOMY), ANY)
@@ -150,6 +152,7 @@ def test_a_plan_made_in_python_notes_that_the_command_line_needs_less_memory(tmp
     assert planner_of(tmp_path / "gpu", gpu).plan(budget(8 << 30, gpu), ANY).notes == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("startup", "notes"), [("slim_process()", 0), ("", 1)])
 def test_only_a_slim_process_has_no_process_size_note(
     startup: str, notes: int, tiny_model: Path, reviews: Path
@@ -253,6 +256,7 @@ def test_a_budget_below_the_process_and_the_weights_is_refused_before_anything_i
     assert error.value.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_format_that_halves_the_weights_is_counted(tmp_path: Path) -> None:
     gpu = GPUS["RTX 3050 Laptop 4GB"]
     planner = planner_of(tmp_path, gpu)
@@ -478,6 +482,7 @@ def test_a_second_plan_traces_nothing(planner: Planner, monkeypatch: pytest.Monk
     assert planner.plan(budget(least), ANY).fits
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_depend_on_plans_made_before(tmp_path: Path) -> None:
     """Neither the rejections nor the estimates without a strategy come from earlier plans."""
     planner, least = planner_of(tmp_path / "used"), smallest(planner_of(tmp_path / "other"))
