@@ -262,6 +262,8 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "memory": memory,
     "architectures": architectures.block,
     "hard-limit": plan_blocks.hard_limit,
+    "tight-budget": plan_blocks.tight_budget,
+    "exported-scripts": plan_blocks.exported_scripts,
     "plan-choice": plan_blocks.plan_choice,
     "gpu": gpu,
     "published": published,

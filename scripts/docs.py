@@ -20,6 +20,8 @@ Numbers come from records/, names and descriptions from src/tightfit; nothing in
     architectures          predicted against measured peak, by architecture                 docs/architectures.md
     gpu                    simulated GPUs against torch's allocator on the fake GPU          docs/accuracy.md
     hard-limit             runs under a hard memory limit of exactly the budget             docs/accuracy.md
+    tight-budget           planning and training in a cgroup of just the budget             docs/accuracy.md
+    exported-scripts       exported scripts in a cgroup of just the budget                  docs/accuracy.md
     plan-choice            the chosen recipe against its alternatives, measured             docs/accuracy.md
     published              error against published GPU measurements, by grade and source    docs/accuracy.md
     published-rows         every published GPU measurement beside its prediction            docs/published.md
