@@ -108,8 +108,11 @@ def test_a_file_system_without_locks_locks_nothing(tmp_path: Path, monkeypatch: 
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(lock, "_lock", unsupported)
-    with locked_folder(tmp_path / "run"), locked_folder(tmp_path / "run"):
-        pass
+    entered = 0
+    for _ in range(2):
+        with locked_folder(tmp_path / "run"), locked_folder(tmp_path / "run"):
+            entered += 1
+    assert entered == 2
 
 
 def train(model: Path, data: Path, out: Path, *options: str) -> subprocess.Popen[str]:

@@ -167,9 +167,9 @@ class Task(ABC):
         always = self.compute_metrics(constant, labels)
         return {**found, **{f"{CONSTANT}{name}": value for name, value in always.items()}}
 
+    @abstractmethod
     def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
         """The metrics by name, of all rows."""
-        raise NotImplementedError
 
     def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction | None:
         """The outputs of a model that gives the same answer to all rows, the best one; None if there is none."""
