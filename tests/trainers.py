@@ -11,8 +11,8 @@ import torch
 from heads import make_batch
 from parts import LENGTH, ROWS, parts_of
 
+from model_inputs import inputs_with
 from tightfit import Job
-from tightfit.data.labels import Labels
 from tightfit.engine.meter import meter_for
 from tightfit.tasks.text_classification import TextClassification
 from tightfit.training.setup import training_arguments
@@ -52,7 +52,7 @@ def make_trainer(
     defaults: dict[str, Any] = {
         "train_dataset": Rows(row for batch in batches for row in rows_of(batch)),
         "eval_dataset": rows_of(make_batch(ROWS, head, longest=LENGTH, seed=3)),
-        "compute_metrics": partial(TextClassification().compute_metrics, labels=Labels()),
+        "compute_metrics": partial(TextClassification().compute_metrics, inputs=inputs_with()),
     }
     return cls(parts=parts, meter=meter_for(parts.device), args=args, **{**defaults, **kwargs})
 

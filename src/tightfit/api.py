@@ -33,7 +33,7 @@ from tightfit.runs.lock import locked_folder
 from tightfit.simulation.process_size import keep_process_sizes
 from tightfit.strategies.recipe import Recipe
 from tightfit.system.processes import Worker, process_lock
-from tightfit.tasks import check_task
+from tightfit.tasks import check_task, with_task
 from tightfit.training.select_apart import Request, select_apart
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def plan(
     """
     constraints = Constraints.of(use, avoid, allow)
     limit = budget if isinstance(budget, Budget) else Budget.of(budget, device)
+    job = with_task(job)
     made = _run_alone(_plan, _checked(job), limit, constraints, take)
     return replace(made, job=job)  # with the given batch size: the data may have more rows when it is trained
 
@@ -110,7 +111,8 @@ def _estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
 
 
 def _checked(job: Job) -> Job:
-    """The job with absolute paths; BadInput if its task does not have the metric or the label that it names."""
+    """The job with its task and absolute paths; BadInput if the task has not the metric or the label that it names."""
+    job = with_task(job)
     check_task(job)
     return job.resolve_paths()
 
@@ -178,7 +180,7 @@ def train(
     With `preflight`, the largest batches, a save and a load are tried before the first step.
     With `measure_only`, evaluation runs its largest batch only: enough to measure memory and time, not quality.
     """
-    started = time.perf_counter()
+    started, job = time.perf_counter(), with_task(job)
     arguments = {
         "device": device,
         "budget": budget,

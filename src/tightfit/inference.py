@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from tightfit.data.batches import Batch
-    from tightfit.tasks.base import Collator
 
     Array = np.ndarray[Any, Any]
 
@@ -106,14 +105,17 @@ def _predict_rows(run: Run, rows: RowFile, device: str | None, on_rows: RowsDone
     model, tokenizer = _load(run, where)
     tokens = task.tokenize(rows, tokenizer, run.max_length, None)
     with limit_memory(where, _silent):
-        batches = _run_batches(partial(task.infer, model), model, tokens, task.collator(tokenizer))
+        batches = _run_batches(partial(task.infer, model), model, tokens, task, tokenizer)
         found = _until_stopped(batches, len(tokens), on_rows)
     outputs: dict[int, Any] = {}
     for numbers, chunks in found:
         outputs.update(zip(numbers, itertools.chain(*chunks), strict=True))
-    done = sorted(outputs)
-    inputs = ModelInputs(rows.select(done), tokens.dataset.select(done), tokenizer, run.data.classes)
-    return done, list(task.decode([outputs[number] for number in done], inputs))
+    row_of = ModelInputs(rows, tokens.dataset, tokenizer, run.data.classes).row_numbers
+    unfinished = {row for number, row in enumerate(row_of) if number not in outputs}
+    done = [number for number, row in enumerate(row_of) if row not in unfinished]
+    inputs = ModelInputs(rows, tokens.dataset.select(done), tokenizer, run.data.classes)
+    predictions = list(task.decode([outputs[number] for number in done], inputs))
+    return sorted({row_of[number] for number in done}), predictions
 
 
 def _until_stopped(
@@ -156,7 +158,7 @@ def evaluate(
     model, tokenizer = _load(run, where)
     tokens = task.tokenize(known, tokenizer, run.max_length, labels)
     with limit_memory(where, _silent):
-        batches = _run_batches(partial(_score, task, model), model, tokens, task.collator(tokenizer))
+        batches = _run_batches(partial(_score, task, model), model, tokens, task, tokenizer)
         found = _until_stopped(batches, len(tokens), on_rows)
     order = [number for numbers, _ in found for number in numbers]
     inputs = ModelInputs(known, tokens.dataset.select(order), tokenizer, labels)
@@ -165,15 +167,15 @@ def evaluate(
     evaluation = Evaluation(
         task=task.name,
         metrics=metrics,
-        rows=len(order),
+        rows=len(set(inputs.row_numbers)),
         scoring=run.scoring,
         positive_label=labels.positive,
         quality=with_notes(quality, metrics, run.scoring, run.job, all_trained=all_trained),
         notes=(*notes, *unknown_notes),
     )
-    if len(order) < len(known):
+    if len(order) < len(tokens):
         stopped = msg(
-            "stopped after {done:,} of {rows:,} rows; the scores are of those.", done=len(order), rows=len(known)
+            "stopped after {done:,} of {rows:,} rows; the scores are of those.", done=evaluation.rows, rows=len(known)
         )
         raise Interrupted(stopped, signal.SIGINT, evaluation)
     return evaluation
@@ -186,15 +188,26 @@ class _Score:
     loss: float
     """The sum over their labels."""
     labels: int
-    logits: Array | None
-    truth: Array
+    logits: Any
+    """An array, or a tuple of them; None for a task without metrics."""
+    truth: Any
 
 
 def _score(task: Task, model: PreTrainedModel, batch: Batch) -> _Score:
-    outputs, truth = model(**batch), batch["labels"]
-    labels = sum(label_counts(model, truth))
-    logits = task.keep_logits(outputs.logits, truth).cpu().numpy() if task.metrics else None
-    return _Score(float(outputs.loss) * labels if labels else 0.0, labels, logits, truth.cpu().numpy())
+    loss, *logits = model(**batch).to_tuple()
+    labels = sum(label_counts(model, batch))
+    truth = _one_or_all([batch[name] for name in task.label_names])
+    kept = _as_arrays(task.keep_logits(_one_or_all(logits), truth)) if task.metrics else None
+    return _Score(float(loss) * labels if labels else 0.0, labels, kept, _as_arrays(truth))
+
+
+def _one_or_all(tensors: list[Any]) -> Any:
+    """As Trainer gives them to metrics."""
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _as_arrays(tensors: Any) -> Any:
+    return tuple(map(_as_arrays, tensors)) if isinstance(tensors, tuple) else tensors.cpu().numpy()
 
 
 def _metrics(task: Task, scores: list[_Score], inputs: ModelInputs) -> tuple[dict[str, float], Quality | None]:
@@ -203,15 +216,17 @@ def _metrics(task: Task, scores: list[_Score], inputs: ModelInputs) -> tuple[dic
 
     found, quality = {}, None
     if task.metrics:
-        logits = _join([score.logits for score in scores if score.logits is not None])
+        logits = _join([score.logits for score in scores])
         prediction = EvalPrediction(logits, _join([score.truth for score in scores]))
-        found, quality = task.score(prediction, inputs.labels), task.assess(prediction, inputs)
+        found, quality = task.score(prediction, inputs), task.assess(prediction, inputs)
     loss = sum(score.loss for score in scores) / sum(score.labels for score in scores)
     return {**{f"eval_{name}": value for name, value in found.items()}, LOSS.key: loss}, quality
 
 
-def _join(parts: list[Array]) -> Array:
+def _join(parts: list[Any]) -> Any:
     """The rows of all parts; where they differ in length, padded with the label that is ignored, as Trainer does."""
+    if isinstance(parts[0], tuple):
+        return tuple(_join(list(each)) for each in zip(*parts, strict=True))
     if parts[0].ndim == 1:
         return np.concatenate(parts)
     length = max(part.shape[1] for part in parts)
@@ -264,21 +279,25 @@ def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def _run_batches(
-    run: Callable[[Batch], T], model: PreTrainedModel, tokens: Tokens, collate: Collator
+    run: Callable[[Batch], T],
+    model: PreTrainedModel,
+    tokens: Tokens,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Iterator[tuple[list[int], list[T]]]:
     """The rows of each batch and what `run` returns for its chunks; of some batches the longest rows first."""
     import torch
 
     from tightfit.training.recovery import run_in_chunks
 
-    limits = RowLimits(BATCH_SIZE)
+    limits, collate, inputs = RowLimits(BATCH_SIZE), task.collator(tokenizer), task.model_inputs(tokens.dataset)
 
     def on_device(batch: Batch) -> T:
         return run({name: value.to(model.device) for name, value in batch.items()})
 
     with torch.inference_mode():
         for rows in _batches_of(tokens.lengths):
-            yield rows, run_in_chunks(on_device, dict(collate(tokens.dataset.__getitems__(rows))), limits, _silent)
+            yield rows, run_in_chunks(on_device, dict(collate(inputs.__getitems__(rows))), limits, _silent)
 
 
 def _batches_of(lengths: Sequence[int]) -> Iterator[list[int]]:

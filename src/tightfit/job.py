@@ -28,7 +28,7 @@ class Job(BaseModel):
     validation: str | None = None
     """A validation file; without it 10 % of the data is held out, stratified by class if there are classes."""
     task: str = "text-classification"
-    """The task to train for."""
+    """The task to train for. Found by the data where it plainly is for one, else text-classification."""
     text: str | None = None
     """The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted."""
     label: str | None = None

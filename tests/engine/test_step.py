@@ -115,7 +115,7 @@ def test_gradient_accumulation_of_transformers_is_still_wrong(tmp_path: Any) -> 
 
 
 def test_labels_are_counted_as_the_loss_counts_them() -> None:
-    labels = torch.tensor([[5, 6, -100], [-100, 7, 8]])
-    assert label_counts(build("Bert", "token"), labels) == [2, 2]
-    assert label_counts(build("GPT2", "causal"), labels) == [1, 2]
-    assert label_counts(build("T5", "seq2seq"), labels) == [2, 2]
+    batch = {"input_ids": torch.ones(2, 3), "labels": torch.tensor([[5, 6, -100], [-100, 7, 8]])}
+    assert label_counts(build("Bert", "token"), batch) == [2, 2]
+    assert label_counts(build("GPT2", "causal"), batch) == [1, 2]
+    assert label_counts(build("T5", "seq2seq"), batch) == [2, 2]

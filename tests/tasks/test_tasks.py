@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tightfit
+from model_inputs import inputs_with
 from tightfit.data.columns import Columns
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import store_rows
@@ -60,7 +61,7 @@ def test_a_constant_answer_is_scored_beside_the_model(task: Task) -> None:
     truth = np.array([0, 1, 1, 1, 0, 1, 1, 1]).astype("float32" if task.name == "text-regression" else "int64")
     width = 1 if task.name == "text-regression" else 2
     outputs = np.random.default_rng(0).normal(size=(8, width)).astype("float32")
-    scores = task.score(EvalPrediction(outputs, truth), Labels(("0", "1"), "1"))
+    scores = task.score(EvalPrediction(outputs, truth), inputs_with(Labels(("0", "1"), "1")))
     names = {metric.name for metric in task.metrics}
     assert set(scores) == names | {f"constant_{name}" for name in names}
     if task.name == "text-classification":
@@ -79,7 +80,7 @@ def test_among_classes_of_equal_size_the_positive_one_is_the_majority_class() ->
     outputs = np.eye(2, dtype="float32")[truth]
     for positive in ("0", "1"):
         labels = Labels(("0", "1"), positive)
-        assert task.score(EvalPrediction(outputs, truth), labels)["constant_f1"] == pytest.approx(2 / 3)
+        assert task.score(EvalPrediction(outputs, truth), inputs_with(labels))["constant_f1"] == pytest.approx(2 / 3)
 
 
 @EVERY_TASK

@@ -18,6 +18,7 @@ from sklearn.metrics import (
 )
 from transformers import EvalPrediction
 
+from model_inputs import inputs_with
 from tightfit.data.columns import Columns, find_columns
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import store_rows
@@ -169,7 +170,7 @@ def classes_of(*names: str, positive: str | None = None) -> Labels:
 def test_f1_is_that_of_the_positive_label_or_macro() -> None:
     def f1(guesses: list[int], truth: list[int], labels: Labels) -> float:
         prediction = EvalPrediction(predictions=np.eye(len(labels.names))[guesses], label_ids=np.array(truth))
-        return TASK.compute_metrics(prediction, labels)["f1"]
+        return TASK.compute_metrics(prediction, inputs_with(labels))["f1"]
 
     assert f1([1, 1, 0, 0], [1, 0, 1, 0], classes_of("0", "1")) == pytest.approx(0.5)
     assert f1([0, 0, 0, 1], [0, 0, 1, 1], classes_of("0", "1")) == pytest.approx(2 / 3)
@@ -189,7 +190,7 @@ def test_the_same_predictions_score_the_same_with_any_words(names: tuple[str, st
     truth = rng.integers(2, size=200)
     predicted = np.where(rng.random(200) < 0.7, truth, 1)
     ids = np.array([labels.ids[name] for name in names])
-    scores = TASK.score(EvalPrediction(np.eye(2)[ids[predicted]], ids[truth]), labels)
+    scores = TASK.score(EvalPrediction(np.eye(2)[ids[predicted]], ids[truth]), inputs_with(labels))
     assert scores["f1"] == pytest.approx(f1_score(truth, predicted))
     assert scores["f1"] != pytest.approx(f1_score(truth, predicted, pos_label=0))
     assert TASK.scoring(labels).best.title == f"F1 of '{names[1]}'"
@@ -268,7 +269,7 @@ def test_metrics_equal_those_of_scikit_learn(labels: int) -> None:
         predicted = logits.argmax(-1)
         for positive in (None, 0, labels - 1):
             classes = Labels(names, None if positive is None else names[positive])
-            found = TASK.compute_metrics(EvalPrediction(logits, truth), classes)
+            found = TASK.compute_metrics(EvalPrediction(logits, truth), inputs_with(classes))
             scored = None if positive is None else [positive]
             expected = {
                 "f1": f1_score(truth, predicted, labels=scored, average="macro", zero_division=0),

@@ -13,6 +13,7 @@ import pytest
 from conftest import BAD, FILLER, GOOD
 from parts import skip_unless_installed
 
+from model_inputs import inputs_with
 from tightfit import Job, evaluate, load_run, predict, train
 from tightfit.data.columns import Columns, find_columns
 from tightfit.data.labels import Labels
@@ -73,7 +74,7 @@ def test_metrics_equal_those_of_scipy(decimals: int) -> None:
     for rows in (3, 10, 100):
         truth = rng.normal(size=rows).round(decimals).astype(np.float32)
         predicted = (truth + rng.normal(size=rows)).round(decimals).astype(np.float32)
-        found = TASK.compute_metrics(EvalPrediction(predicted[:, None], truth), Labels())
+        found = TASK.compute_metrics(EvalPrediction(predicted[:, None], truth), inputs_with())
         expected = {
             "pearson": pearsonr(predicted, truth).statistic,
             "spearman": spearmanr(predicted, truth).statistic,
@@ -88,7 +89,7 @@ def test_a_model_that_predicts_one_number_scores_zero() -> None:
 
     for rows in (4, 7, 1000):
         truth = np.arange(rows, dtype=np.float32)
-        found = TASK.compute_metrics(EvalPrediction(np.full((rows, 1), 0.1, dtype=np.float32), truth), Labels())
+        found = TASK.compute_metrics(EvalPrediction(np.full((rows, 1), 0.1, dtype=np.float32), truth), inputs_with())
         assert (found["pearson"], found["spearman"]) == (0.0, 0.0)
 
 

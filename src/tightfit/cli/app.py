@@ -448,10 +448,10 @@ def _job_and_recipe(
 ) -> tuple[Job, list[str]]:
     """The job and the strategies of the file, overridden by the command line."""
     from tightfit.strategies.recipe import parse_strategy, split_specs
-    from tightfit.tasks import check_task
+    from tightfit.tasks import check_task, with_task
 
     values, specs = read_job_file(file) if file else ({}, [])
-    job, chosen = build_job({**values, **settings}, verb), split_specs(use or specs)
+    job, chosen = with_task(build_job({**values, **settings}, verb)), split_specs(use or specs)
     check_task(job)
     for spec in chosen:
         parse_strategy(spec)  # reject a misspelt spec before torch is imported

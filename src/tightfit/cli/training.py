@@ -12,8 +12,7 @@ from tightfit.messages import msg
 from tightfit.report.html import write_report
 from tightfit.report.terminal import show_run
 from tightfit.runs.record import Run
-
-_TEXT = msg("The room was clean and the staff were friendly")
+from tightfit.tasks import find_task
 
 
 def show_trained(run: Run, *, as_json: bool) -> None:
@@ -24,7 +23,8 @@ def show_trained(run: Run, *, as_json: bool) -> None:
         return
     show_run(run, stdout())
     lines = [msg("report    {page}", page=page)] if page else []
-    texts = " ".join([shlex.quote(render(_TEXT))] * len(run.data.text_columns))
+    samples = find_task(run.job.task).sample_texts[: len(run.data.text_columns)]
+    texts = " ".join(shlex.quote(render(sample)) for sample in samples)
     folder = shlex.quote(run.folder)
     lines.append(next_line(f"tightfit predict {folder} {texts}"))
     for line in lines:

@@ -8,6 +8,7 @@ would cost every training run 88 MiB and half a second.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 import tempfile
@@ -87,7 +88,7 @@ class RowFile:
 
 
 def store_rows(rows: Iterable[Mapping[str, Any]], kinds: Mapping[str, type]) -> RowFile:
-    """Write rows to an anonymous file; a column holds str, lists of integers (list), int or float."""
+    """Write rows to an anonymous file; a column holds str, integers (list), JSON values (tuple), int or float."""
     file = _anonymous_file()
     numbers = {name: array(_NUMBERS[kind]) for name, kind in kinds.items() if kind in _NUMBERS}
     in_file = {name: kind for name, kind in kinds.items() if kind not in _NUMBERS}
@@ -180,8 +181,16 @@ def _unpack_integers(content: bytes) -> list[int]:
     return array("i", content).tolist()
 
 
-_PACK: dict[type, Callable[[Any], bytes]] = {str: str.encode, list: _pack_integers}
-_UNPACK: dict[type, Callable[[bytes], Any]] = {str: bytes.decode, list: _unpack_integers}
+def _pack_json(values: tuple[Any, ...]) -> bytes:
+    return json.dumps(values, ensure_ascii=False).encode()
+
+
+def _unpack_json(content: bytes) -> tuple[Any, ...]:
+    return tuple(json.loads(content))
+
+
+_PACK: dict[type, Callable[[Any], bytes]] = {str: str.encode, list: _pack_integers, tuple: _pack_json}
+_UNPACK: dict[type, Callable[[bytes], Any]] = {str: bytes.decode, list: _unpack_integers, tuple: _unpack_json}
 
 
 def _anonymous_file() -> IO[bytes]:

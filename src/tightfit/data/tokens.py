@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _META = ("length", "truncated", "truncated_tokens")
+ROW = "row"
+"""The column with the number of the row that tokens are of, where `encode` may make several of one row."""
 _UNKNOWN = -1
 
 RowBatch = dict[str, list[Any]]
@@ -44,8 +46,9 @@ class Tokens:
 def tokenize(dataset: RowFile, encode: Callable[[RowBatch], RowBatch], max_length: int) -> Tokens:
     """Tokenize all rows, some at a time.
 
-    `encode` returns `input_ids` and whatever else the model takes, for as many rows as it makes of those it is given.
-    It may say in `truncated` which rows were longer than max_length, and in `truncated_tokens` by how much.
+    `encode` returns `input_ids` and whatever else the model takes. It may say in `truncated` which rows were longer
+    than max_length, and in `truncated_tokens` by how much. If it may make several of one row, such as windows of a long
+    text, it says in `row` of which one each is, counted from 0 among those that it was given.
     """
     rows = _encoded_rows(dataset, encode, max_length)
     first = next(rows)  # tokenizers differ in the columns they return
@@ -57,8 +60,12 @@ def tokenize(dataset: RowFile, encode: Callable[[RowBatch], RowBatch], max_lengt
 def _encoded_rows(
     dataset: RowFile, encode: Callable[[RowBatch], RowBatch], max_length: int
 ) -> Iterator[dict[str, Any]]:
+    before = 0
     for rows in dataset.batches():
         encoded = _with_meta(encode(rows), max_length)
+        if ROW in encoded:
+            encoded[ROW] = [before + row for row in encoded[ROW]]
+        before += len(next(iter(rows.values())))
         yield from (dict(zip(encoded, cells, strict=True)) for cells in zip(*encoded.values(), strict=True))
 
 

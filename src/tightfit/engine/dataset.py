@@ -58,6 +58,7 @@ def read_data(job: Job) -> JobData:
         columns=task.describe(rows.columns, labels),
     )
     notes = (
+        *_task_note(task),
         *rows.notes,
         *label_notes,
         *(validation.notes if validation else ()),
@@ -66,6 +67,12 @@ def read_data(job: Job) -> JobData:
         *split.notes,
     )
     return JobData(labels, rows.columns, split, notes)
+
+
+def _task_note(task: Task) -> tuple[Message, ...]:
+    """Which task it is, where it may have been found by the data."""
+    note = msg("the data is read for {task}: --task names another task", task=task.name)
+    return (note,) if task.data_format else ()
 
 
 def _known_rows(task: Task, rows: Rows, labels: Labels) -> Rows:

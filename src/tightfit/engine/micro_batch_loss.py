@@ -27,7 +27,7 @@ def weighted_micro_batches(
     model: PreTrainedModel, batch: Batch, rows: int | RowLimits, *, sort: bool = False
 ) -> Iterable[tuple[float, Batch]]:
     """The micro-batches, each with its share of the batch's labels; those without labels are skipped."""
-    counts = label_counts(model, batch["labels"])
+    counts = label_counts(model, batch)
     total = sum(counts)
     for chosen, micro_batch in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
         count = sum(counts[row] for row in chosen)
@@ -35,8 +35,11 @@ def weighted_micro_batches(
             yield count / total, micro_batch
 
 
-def label_counts(model: PreTrainedModel, labels: torch.Tensor) -> list[int]:
-    """The number of labels of each row that enter the loss."""
+def label_counts(model: PreTrainedModel, batch: Batch) -> list[int]:
+    """The number of labels of each row that enter the loss; one for rows without `labels`, such as one answer each."""
+    if "labels" not in batch:
+        return [1] * len(batch["input_ids"])
+    labels = batch["labels"]
     if labels.is_floating_point():  # regression or multi-label classification
         return [labels[0].numel()] * len(labels)
     counted = labels.cpu() != IGNORED  # counted on the host, where the result is needed

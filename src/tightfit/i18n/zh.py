@@ -477,6 +477,7 @@ TEXTS = {
     "There is no task '{name}': {suggestion}": "没有“{name}”这个任务：{suggestion}",
     "a text": "一段文本",
     "a second text": "第二段文本",
+    "the data is read for {task}: --task names another task": "数据按任务 {task} 读取：可用 --task 指定其他任务",
     "No text was given: give at least one.": "没有给出文本：请至少给出一条。",
     "{name} has no row left to evaluate on: give a file with new rows.": "{name} 中没有可用于评估的样本：请换一个含有新样本的文件。",
     "'{folder}' holds no trained model: its run did not finish. Continue it with: {command}": "“{folder}”中没有训练好的模型：训练没有完成。继续训练：{command}",
@@ -936,7 +937,9 @@ TEXTS = {
     "A hub id, or a folder with config, tokenizer and weights.": "Hub 上的模型名，或含有配置、分词器和权重的文件夹。",
     "A CSV, TSV, JSON, JSONL or Parquet file, a folder of them, or a hub dataset.": "CSV、TSV、JSON、JSONL 或 Parquet 文件，存放这些文件的文件夹，或 Hub 上的数据集。",
     "A validation file; without it 10 % of the data is held out, stratified by class if there are classes.": "验证文件；不指定时留出 10% 的数据，有类别时按类别分层。",
-    "The task to train for.": "训练任务。",
+    "The task to train for. Found by the data where it plainly is for one, else text-classification.": (
+        "训练任务。数据明显属于某个任务时自动识别，否则为 text-classification。"
+    ),
     "The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted.": "文本列；文本对写两列：premise,hypothesis。不指定时按列名识别。",
     "The label column. Detected from the column names if omitted.": "标签列。不指定时按列名识别。",
     "Examples per optimizer step: the effective batch size, whatever the memory budget.": "每次参数更新的样本数，即等效批大小，与预算无关。",

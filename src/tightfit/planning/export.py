@@ -26,7 +26,7 @@ from tightfit.engine.dataset import read_data
 from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
 from tightfit.planning.plan import Plan
-from tightfit.planning.script_process import MODEL, SIZE, measured_process
+from tightfit.planning.script_process import SIZE, measured_process, tiny_model
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Strategy
@@ -136,6 +136,8 @@ def _calling_tightfit(plan: Plan, why: Message, notes: tuple[Message, ...]) -> S
 
 
 def _plain(plan: Plan, *, peak: int | None = None, process: int | None = None, measuring: bool = False) -> str:
+    script = find_task(plan.job.task).script
+    assert script is not None  # unexportable_reason
     return _render(
         "transformers_script",
         plan,
@@ -147,7 +149,7 @@ def _plain(plan: Plan, *, peak: int | None = None, process: int | None = None, m
         versions=_versions(),
         process=format_bytes(process) if process is not None else None,
         measuring=measuring,
-        measured_model=MODEL,
+        measured_model=tiny_model(script.head),
         measured_size=SIZE,
     )
 

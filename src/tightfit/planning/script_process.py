@@ -12,7 +12,7 @@ from tightfit.errors import RunFailed
 from tightfit.messages import msg, verbatim
 from tightfit.system.processes import be_killed_first
 
-MODEL = """\
+_MODEL = """\
 # As wide as the buffers that matmul kernels keep; the model's own code and that of loading weights is imported too.
 import contextlib
 
@@ -28,7 +28,12 @@ config = ElectraConfig(vocab_size=len(tokenizer), num_hidden_layers=1, **sizes, 
 config.num_labels = 1 if "names" not in globals() else len(names)
 model = AutoModelForSequenceClassification.from_config(config)
 """
-"""The lines of the script that make the tiny model."""
+
+
+def tiny_model(head: str) -> str:
+    """The lines of the script that make the tiny model, with this auto class."""
+    return _MODEL.replace("AutoModelForSequenceClassification", head)
+
 
 SIZE = """\
 import gc

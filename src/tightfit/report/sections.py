@@ -521,8 +521,9 @@ def usage(view: RunView, text: Render) -> Usage:
 
 def example_texts(task: str, data: DataSummary | None, text: Render) -> list[str]:
     """What a user would give the model."""
-    first = text(find_task(task).example)
-    return [first, text(msg("a second text"))] if data and len(data.text_columns) == 2 else [first]
+    known = find_task(task)
+    examples = [text(known.example), text(known.second_example)]
+    return examples if data and len(data.text_columns) == 2 else examples[:1]
 
 
 def pipeline_code(task: str, folder: str, texts: Sequence[str], max_length: int) -> str:

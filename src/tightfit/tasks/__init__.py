@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tightfit.data.columns import Columns
 from tightfit.data.format_detection import UNSUPPORTED_FORMATS, DatasetFormat, Sample
+from tightfit.data.rows import open_data
 from tightfit.data.sources import Source
 from tightfit.errors import BadInput, DataError, suggest
 from tightfit.job import Job
@@ -22,6 +23,17 @@ def find_task(name: str) -> Task:
     if name not in TASKS:
         raise BadInput(msg("There is no task '{name}': {suggestion}", name=name, suggestion=suggest(name, TASKS)))
     return TASKS[name]
+
+
+def with_task(job: Job) -> Job:
+    """The job with the task that its data is plainly for, unless it names its task or its columns."""
+    formats = {n: t.data_format for n, t in TASKS.items() if t.data_format and t.has_metric(job.metric)}
+    if not formats or "task" in job.model_fields_set or (job.text and job.label):
+        return job
+    source, _ = open_data(job.data, find_task(job.task), Columns.of(job.text, job.label))
+    sample = Sample(source.sample())
+    found = next((name for name, each in formats.items() if sample.rows and each.find(sample)), None)
+    return job if found is None else job.model_copy(update={"task": found})
 
 
 def check_task(job: Job) -> Task:

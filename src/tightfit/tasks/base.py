@@ -21,7 +21,7 @@ from tightfit.data.format_detection import DatasetFormat
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
-from tightfit.data.tokens import RowBatch, Tokens, encode_texts, text_lengths, tokenize
+from tightfit.data.tokens import ROW, RowBatch, Tokens, encode_texts, text_lengths, tokenize
 from tightfit.errors import BadInput, suggest
 from tightfit.messages import Message, msg
 from tightfit.tasks.quality import CONSTANT, LOSS, Metric, Mistake, Quality, Scoring, shorten
@@ -57,9 +57,14 @@ class ModelInputs:
 
     rows: RowFile
     tokens: RowFile
-    """The columns that `encode` returned, in the order of the outputs; a task may make several of them of one row."""
+    """The columns that `encode` returned, in the order of the outputs."""
     tokenizer: PreTrainedTokenizerBase
     labels: Labels
+
+    @property
+    def row_numbers(self) -> list[int]:
+        """The place in `rows` of the row that each of the tokens is of; a task may make several of one row."""
+        return self.tokens[ROW] if ROW in self.tokens.column_names else self.tokens.places.tolist()
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,9 @@ class Script:
     """The class of each row, for the split; the same for all if rows have none."""
 
 
+_SAMPLE_TEXT = msg("The room was clean and the staff were friendly")
+
+
 class Task(ABC):
     """What a model is trained for."""
 
@@ -101,6 +109,10 @@ class Task(ABC):
     """What a model does whose answer does not depend on the text, and that scores best among those."""
     batch_spec: ClassVar[BatchSpec]
     """The fields of the batches that its collator makes, for simulations."""
+    label_names: ClassVar[tuple[str, ...]] = ("labels",)
+    """The fields of a batch that hold what is to be predicted."""
+    extra_columns: ClassVar[tuple[str, ...]] = ()
+    """What `encode` returns besides what the model takes: `decode` and the metrics read it in `ModelInputs.tokens`."""
     peft_type: ClassVar[str | None] = None
     """peft's name for it."""
     pipeline: ClassVar[str]
@@ -109,6 +121,10 @@ class Task(ABC):
     """How its data can be told from that of other tasks; None for labelled texts, which many tasks read."""
     example: ClassVar[Message] = msg("a text")
     """What a user would give it, in reports."""
+    second_example: ClassVar[Message] = msg("a second text")
+    """What would come with it, for a model that was trained on pairs."""
+    sample_texts: ClassVar[tuple[Message, Message]] = (_SAMPLE_TEXT, _SAMPLE_TEXT)
+    """What the command line suggests to predict for first: a text, or a pair."""
     script: ClassVar[Script | None] = None
     """Its part of an exported script; None if the script has to call tightfit."""
     zh: ClassVar[Mapping[str, str]] = {}
@@ -123,13 +139,17 @@ class Task(ABC):
     def find_metric(self, name: str | None) -> Metric:
         """A metric by its name on the command line; None is the one that chooses the best checkpoint by default."""
         known = {metric.option: metric for metric in (*self.metrics, LOSS)}
-        wanted = next(iter(known)) if name is None else name.strip().lower().replace("_", "-").removeprefix("eval-")
+        wanted = next(iter(known)) if name is None else _metric_option(name)
         if wanted not in known:
             hint = suggest(wanted, known)
             raise BadInput(
                 msg("{task} has no metric '{metric}': {suggestion}", task=self.name, metric=name, suggestion=hint)
             )
         return known[wanted]
+
+    def has_metric(self, name: str | None) -> bool:
+        """Whether it has the metric of this name on the command line."""
+        return name is None or _metric_option(name) in {metric.option for metric in (*self.metrics, LOSS)}
 
     def check_positive(self, positive: str | None) -> None:
         """Raise BadInput if the task cannot have a positive label."""
@@ -158,20 +178,20 @@ class Task(ABC):
         others = {each.title: each for each in reversed(found) if each.title != first.title}
         return Scoring((first, *(each for each in found if each in others.values())), self.constant)
 
-    def score(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+    def score(self, prediction: EvalPrediction, inputs: ModelInputs) -> dict[str, float]:
         """The metrics by name, and those of a model that gives the same answer to all rows."""
-        constant = self.constant_outputs(prediction, labels)
-        found = self.compute_metrics(prediction, labels)
+        constant = self.constant_outputs(prediction, inputs)
+        found = self.compute_metrics(prediction, inputs)
         if constant is None:
             return found
-        always = self.compute_metrics(constant, labels)
+        always = self.compute_metrics(constant, inputs)
         return {**found, **{f"{CONSTANT}{name}": value for name, value in always.items()}}
 
     @abstractmethod
-    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
-        """The metrics by name, of all rows."""
+    def compute_metrics(self, prediction: EvalPrediction, inputs: ModelInputs) -> dict[str, float]:
+        """The metrics by name, of the first of `inputs.tokens`: of all, unless only memory is measured."""
 
-    def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction | None:
+    def constant_outputs(self, prediction: EvalPrediction, inputs: ModelInputs) -> EvalPrediction | None:
         """The outputs of a model that gives the same answer to all rows, the best one; None if there is none."""
         return None
 
@@ -200,6 +220,10 @@ class Task(ABC):
     def describe(self, columns: Columns, labels: Labels) -> Message:
         """Which columns are read, and what for."""
         return msg("text from {columns}", columns=" + ".join(f"'{column}'" for column in columns.text))
+
+    def text_of(self, row: Mapping[str, Any]) -> str:
+        """The text of a row that was read, to tell its language."""
+        return str(row["text"])
 
     @abstractmethod
     def rows_of(self, texts: Sequence[tuple[str, ...]]) -> RowFile:
@@ -230,6 +254,10 @@ class Task(ABC):
         """The lengths of all rows, without storing the tokens."""
         return [n for batch in rows.batches() for n in self.lengths(batch, tokenizer, max_length, labels)]
 
+    def model_inputs(self, tokens: RowFile) -> RowFile:
+        """The columns of tokenized rows that a batch is made of."""
+        return tokens.drop(ROW, *self.extra_columns)
+
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
         """The function that makes a batch of tokenized rows."""
@@ -247,7 +275,7 @@ class Task(ABC):
     # Outputs
 
     def keep_logits(self, outputs: Any, labels: Any) -> Any:
-        """What is kept of the model's outputs for the metrics: only the logits."""
+        """What is kept of the model's outputs for the metrics: only the first, the logits."""
         return outputs[0] if isinstance(outputs, tuple) else outputs
 
     def infer(self, model: PreTrainedModel, batch: Batch) -> list[Any]:
@@ -256,11 +284,15 @@ class Task(ABC):
 
     @abstractmethod
     def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> Sequence[Prediction]:
-        """The predictions for the rows, from what the model said of their tokens."""
+        """A prediction for each row that has tokens, in the order of the rows, from what the model said of them."""
 
     def pipeline_call(self, texts: Sequence[str], max_length: int) -> str:
         """Python code that calls the pipeline `pipe` with these texts, which are truncated as in training."""
         return f"pipe({json.dumps(texts[0], ensure_ascii=False)}, truncation=True, max_length={max_length})"
+
+
+def _metric_option(name: str) -> str:
+    return name.strip().lower().replace("_", "-").removeprefix("eval-")
 
 
 _PAIRS = (
@@ -316,7 +348,8 @@ class TextTask(Task):
 
     def mistakes(self, inputs: ModelInputs, wrong: Sequence[tuple[int, Any, Any, float | None]]) -> list[Mistake]:
         """Some wrong predictions with the beginning of their texts: place, label, prediction and confidence of each."""
-        rows = inputs.rows.__getitems__([inputs.tokens.places[place] for place, *_ in wrong])
+        numbers = inputs.row_numbers
+        rows = inputs.rows.__getitems__([numbers[place] for place, *_ in wrong])
         return [
             Mistake(
                 text="\n".join(shorten(row[name]) for name in ("text", "text_pair") if name in row),

@@ -190,16 +190,16 @@ def compute_metrics(output):
         names = {"id2label": dict(enumerate(labels.names)), "label2id": labels.ids}
         return {"num_labels": len(labels.names), **names, **problem}
 
-    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+    def compute_metrics(self, prediction: EvalPrediction, inputs: ModelInputs) -> dict[str, float]:
         """F1 of the positive label, or the mean over the labels (macro F1) if there is none; and other metrics."""
-        return class_scores(_matrix(prediction), _positive(labels))
+        return class_scores(_matrix(prediction), _positive(inputs.labels))
 
-    def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction:
+    def constant_outputs(self, prediction: EvalPrediction, inputs: ModelInputs) -> EvalPrediction:
         """Those of a model that always predicts the majority class."""
         from transformers import EvalPrediction
 
         outputs = np.zeros_like(prediction.predictions)
-        outputs[:, _majority(prediction, labels)] = 1
+        outputs[:, _majority(prediction, inputs.labels)] = 1
         return EvalPrediction(outputs, prediction.label_ids)
 
     def assess(self, prediction: EvalPrediction, inputs: ModelInputs) -> Quality:

@@ -115,7 +115,7 @@ def compute_metrics(output):
     def config_changes(self, labels: Labels) -> dict[str, Any]:
         return {"num_labels": 1, "problem_type": "regression"}
 
-    def compute_metrics(self, prediction: EvalPrediction, labels: Labels) -> dict[str, float]:
+    def compute_metrics(self, prediction: EvalPrediction, inputs: ModelInputs) -> dict[str, float]:
         """Pearson correlation of predicted and true numbers, and of their ranks (Spearman); mean squared error."""
         predicted, truth = _sides(prediction)
         return {
@@ -124,7 +124,7 @@ def compute_metrics(output):
             "mse": float(((predicted - truth) ** 2).mean()),
         }
 
-    def constant_outputs(self, prediction: EvalPrediction, labels: Labels) -> EvalPrediction:
+    def constant_outputs(self, prediction: EvalPrediction, inputs: ModelInputs) -> EvalPrediction:
         """Those of a model that always says the mean, which has the smallest squared error."""
         from transformers import EvalPrediction
 

@@ -40,7 +40,7 @@ class QualityRecorder(TrainerCallback):
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """The metrics of an evaluation."""
         self._last = self.task.assess(prediction, self.inputs)
-        return self.task.score(prediction, self.inputs.labels)
+        return self.task.score(prediction, self.inputs)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._last is not None:

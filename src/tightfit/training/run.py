@@ -437,7 +437,7 @@ def _trainer(
     task, job, parts = find_task(setup.job.task), setup.job, setup.parts
     buckets, lengths = buckets_of(parts, setup.train), (setup.train.lengths, setup.validation.lengths)
     worst = find_worst_batch(job, parts, *lengths, buckets) if options.preflight else None
-    validation = setup.validation.dataset  # longest texts first
+    validation = task.model_inputs(setup.validation.dataset)  # longest texts first
     if options.measure_only:
         validation = validation.select(range(min(parts.step_batching.no_grad_rows, len(validation))))
     return Trainer(
@@ -448,7 +448,7 @@ def _trainer(
         on_loss=progress.on_loss,
         worst=worst,
         args=training_arguments(job, parts, options.folder, list(options.report_to), options.keep_checkpoints),
-        train_dataset=setup.train.dataset,
+        train_dataset=task.model_inputs(setup.train.dataset),
         eval_dataset=validation,
         processing_class=setup.tokenizer,
         data_collator=task.collator(setup.tokenizer),

@@ -38,7 +38,7 @@ from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
 from tightfit.system.processes import run_in_fork
 from tightfit.tasks import find_task
-from tightfit.tasks.base import ModelInputs
+from tightfit.tasks.base import ModelInputs, Task
 from tightfit.tasks.quality import Scoring
 from tightfit.units import format_bytes, format_count
 
@@ -111,13 +111,12 @@ class TrainingSetup:
             text_columns=self.columns.text,
             label_columns=self.columns.label,
             truncated_rows=self.train.truncated,
-            language=detect_language(_some_texts(self.split)),
+            language=detect_language(_some_texts(find_task(self.job.task), self.split)),
         )
 
 
-def _some_texts(split: Split) -> list[str]:
-    rows = split.train.__getitems__(range(min(len(split.train), _TEXTS_READ)))
-    return [row["text"] for row in rows if isinstance(row.get("text"), str)]
+def _some_texts(task: Task, split: Split) -> list[str]:
+    return [task.text_of(row) for row in split.train.__getitems__(range(min(len(split.train), _TEXTS_READ)))]
 
 
 def prepare(
@@ -333,7 +332,8 @@ def training_arguments(
     job: Job, parts: Parts, folder: Path, report_to: list[str], keep_checkpoints: int = KEEP_CHECKPOINTS
 ) -> TrainingArguments:
     """The job as TrainingArguments; the batch size is the effective one, micro-batches are made in the step."""
-    best = find_task(job.task).find_metric(job.metric)
+    task = find_task(job.task)
+    best = task.find_metric(job.metric)
     arguments = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=parts.batching.batch_size,
@@ -356,7 +356,7 @@ def training_arguments(
         logging_first_step=True,
         logging_nan_inf_filter=False,
         seed=job.seed,
-        label_names=["labels"],
+        label_names=list(task.label_names),
         dataloader_pin_memory=parts.device.kind == "cuda",
         disable_tqdm=True,
         report_to=report_to or "none",

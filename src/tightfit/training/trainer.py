@@ -132,7 +132,7 @@ class Trainer(CheckpointTrainer):
         return overridden or self.compute_loss_func is not None
 
     def _label_count(self, batch: Batch) -> int:
-        return sum(label_counts(self.model, batch["labels"])) if "labels" in batch else len(batch["input_ids"])
+        return sum(label_counts(self.model, batch))
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         return clip_gradients(model, self.args.max_grad_norm, self.meter.phase, self.accelerator.clip_grad_norm_)
