@@ -52,6 +52,7 @@ HEADS = {
     "sequence": hf.AutoModelForSequenceClassification,
     "token": hf.AutoModelForTokenClassification,
     "causal": hf.AutoModelForCausalLM,
+    "masked": hf.AutoModelForMaskedLM,
     "seq2seq": hf.AutoModelForSeq2SeqLM,
 }
 

@@ -51,5 +51,6 @@ def parts_of(*specs: str, model: Any = None) -> Parts:
 
 
 def batch_of(parts: Parts, seed: int) -> dict[str, torch.Tensor]:
-    batch = make_batch(ROWS, longest=LENGTH, seed=seed)
+    head = "sequence" if parts.model.get_output_embeddings() is None else "masked"
+    batch = make_batch(ROWS, head, longest=LENGTH, seed=seed)
     return {key: value[:, : parts.batching.max_length] if value.dim() == 2 else value for key, value in batch.items()}

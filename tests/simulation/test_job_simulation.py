@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from heads import small_config
+from heads import build, make_batch, small_config
 from parts import skip_unless_installed
 from simulation.test_simulate import LABELS, TOKENIZER, job_of
 
+from tightfit.data.batch_spec import BatchSpec
 from tightfit.device import GPUS, Device, find_device
+from tightfit.engine.model_source import GivenModel
 from tightfit.simulation.job_simulation import (
     Simulation,
     SimulationSetup,
@@ -26,11 +29,15 @@ from tightfit.system.processes import usable_cpus
 
 CPU = find_device("cpu")
 LENGTHS = Lengths.uniform(8, 24)
+WORDS = BatchSpec.of(make_batch(3, "masked", 8), make_batch(2, "masked", 9))
 
 
-def simulation(folder: Path, device: Device = CPU) -> Simulation:
+def simulation(folder: Path, device: Device = CPU, recipe: str = "") -> Simulation:
     small_config("Bert", 6).save_pretrained(folder)
-    return Simulation(SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER), LENGTHS, overhead=0)
+    setup = SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER)
+    if "chunked-loss" in recipe:
+        setup = replace(setup, model=GivenModel(build("Bert", "masked")), batch=WORDS)
+    return Simulation(setup, LENGTHS, overhead=0)
 
 
 @pytest.mark.slow
@@ -63,9 +70,9 @@ def test_combined_traces_equal_full_traces_for_gpu_strategies(
 def _check_combined(folder: Path, device: Device, specs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe.parse(specs.split())
     assert _separate_parts(recipe) is not None
-    combined = simulation(folder, device).estimate(recipe)
+    combined = simulation(folder, device, specs).estimate(recipe)
     monkeypatch.setattr(Simulation, "_combined", lambda *_: None)
-    full = simulation(folder, device).estimate(recipe)
+    full = simulation(folder, device, specs).estimate(recipe)
     assert (combined.phases, combined.host) == (full.phases, full.host)
 
 
@@ -116,7 +123,7 @@ _SETTINGS = {"micro-batch": ":size=2", "chunked-layers": ":size=2", "max-length"
 def test_every_traced_recipe_can_be_pickled(tmp_path: Path, name: str) -> None:
     """Tested in one process, so that it does not depend on the number of cores."""
     skip_unless_installed(name)
-    on_gpu = simulation(tmp_path, GPUS["A100 40GB"])
+    on_gpu = simulation(tmp_path, GPUS["A100 40GB"], name)
     traced = _trace_in_worker(on_gpu, Recipe.parse([name + _SETTINGS.get(name, "")]))
     assert traced is not None
     copy = pickle.loads(pickle.dumps(traced))

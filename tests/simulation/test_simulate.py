@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from heads import CONFIGS, DROPOUT, small_config
+from heads import CONFIGS, DROPOUT, build, make_batch, small_config
 from parts import CPU, skip_unless_installed
 
 from tightfit import Job
+from tightfit.data.batch_spec import BatchSpec
 from tightfit.data.labels import Labels
+from tightfit.engine.assembly import StepSettings
+from tightfit.engine.model_source import GivenModel
 from tightfit.simulation.estimate import PHASES, phases_of
 from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.op_counts import OpCounts
@@ -28,6 +31,7 @@ from tightfit.strategies.recipe import Recipe
 
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 LABELS = Labels(("a", "b", "c"))
+SETTINGS = StepSettings(batch_size=8, max_length=24, learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1.0)
 SHAPES = BatchShapes(((3, 24), (2, 20)), ((3, 22),), encoder=((3, 24),))
 USUAL = set(PHASES) - {"features"}
 RECIPES = [
@@ -114,6 +118,25 @@ def test_tiled_attention_of_a_causal_model_keeps_no_scores(tmp_path: Path) -> No
     predicted, found = (traced(tmp_path, "tiled-attention", fake=fake) for fake in (True, False))
     for phase in ("forward", "backward"):
         assert total(predicted[phase]) == pytest.approx(total(found[phase]), rel=0.02), phase
+
+
+@pytest.mark.parametrize("tokens", [16, 1000])
+@pytest.mark.parametrize(("architecture", "head"), [("Llama", "causal"), ("T5", "seq2seq")])
+def test_a_loss_in_chunks_of_fake_tensors_allocates_as_one_of_real_tensors(
+    architecture: str, head: str, tokens: int
+) -> None:
+    phases = []
+    for fake in (True, False):
+        spec = BatchSpec.of(make_batch(3, head, 12), make_batch(2, head, 18))
+        model = GivenModel(build(architecture, head, vocab_size=600, dropout_rate=0.0)).without_weights()
+        setup = SimulationSetup(model, SETTINGS, CPU, spec)
+        recipe = Recipe.parse([f"chunked-loss:tokens={tokens}"])
+        trace = setup._trace_training(recipe, partial(for_source, SHAPES), fake=fake).trace
+        phases.append(
+            phases_of(Timeline.of(trace, constant_sizes(trace)), CPU, [(s.rows, s.length) for s in trace.sections])
+        )
+    for phase in ("forward", "backward", "evaluate"):
+        assert total(phases[0][phase]) == pytest.approx(total(phases[1][phase]), rel=0.01), phase
 
 
 @pytest.mark.parametrize("folder", list(CONFIGS), indirect=True)

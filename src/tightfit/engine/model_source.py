@@ -48,6 +48,10 @@ class ModelSource(Protocol):
     def layer_period(self) -> int:
         """The number of layers after which their types repeat."""
 
+    @property
+    def predicts_words(self) -> bool:
+        """Whether it predicts tokens among all words it knows."""
+
     def import_code(self) -> None:
         """Import the code of the model: it is part of the process size, and forked workers inherit it."""
 
@@ -87,6 +91,10 @@ class JobModel:
     def layer_period(self) -> int:
         return layer_period(self._config)
 
+    @property
+    def predicts_words(self) -> bool:
+        return find_task(self.job.task).predicts_words
+
     def import_code(self) -> None:
         import_model_code(find_task(self.job.task).head(), self._config)
 
@@ -120,6 +128,10 @@ class GivenModel:
     @property
     def name(self) -> str:
         return type(self.model).__name__
+
+    @property
+    def predicts_words(self) -> bool:
+        return self.model.get_output_embeddings() is not None
 
     @property
     def resident_bytes(self) -> int:

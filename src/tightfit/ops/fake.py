@@ -8,6 +8,7 @@ operation stands for, so that op counts are those of real training.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +32,8 @@ class TraceContext:
     """Whether new tensors are in host memory, not on the GPU."""
     device_kind: str = "cpu"
     """The device that is simulated; fake tensors themselves report the CPU."""
+    most: float = math.inf
+    """The largest share of its traced size that a tensor may have in training: loops over chunks limit it."""
     row_lengths: Sequence[int] | None = None
     """Tokens of each row of the batch, which its attention mask would tell if it had data; None if unknown."""
 
@@ -104,6 +107,17 @@ def row_lengths(lengths: Sequence[int] | None) -> Iterator[None]:
         yield
     finally:
         now.row_lengths = before
+
+
+@contextlib.contextmanager
+def chunk_of(size: int, chunk: int) -> Iterator[None]:
+    """Inside, tensors of `size` elements stand for those of a chunk of `chunk`, whatever the size in training."""
+    now = context()
+    before, now.most = now.most, chunk / size
+    try:
+        yield
+    finally:
+        now.most = before
 
 
 def representative(tiles: Iterable[T], times: float, like: object) -> Iterator[T]:

@@ -133,7 +133,7 @@ class Planner:
     def _case(self, stage: Stage, constraints: Constraints) -> Case:
         setup, longest = self.simulation.setup, self.simulation.lengths.longest
         where = setup.device, setup.settings.batch_size, longest, setup.model.depth
-        return Case(*where, stage, constraints.avoided, constraints.pinned)
+        return Case(*where, stage, setup.model.predicts_words, constraints.avoided, constraints.pinned)
 
     def _avoiding_what_fails(self, constraints: Constraints) -> Constraints:
         """The constraints, without the strategies that every recipe would have and that this model does not support."""

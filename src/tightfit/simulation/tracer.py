@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import re
 import threading
 import weakref
@@ -232,7 +233,10 @@ class Tracer(_Mode):
             block = self._alive[key] = self.trace.alloc(size)
             block.owner = self.owners.current()
             block.shape = tensor.shape if tensor.nbytes == size else None
-            block.kind = MemoryKind.HOST if fake.context().on_host else None
+            now = fake.context()
+            block.kind = MemoryKind.HOST if now.on_host else None
+            if now.most != math.inf:
+                block.bounds = 0, size * now.most
             weakref.finalize(storage, self._freed, key)
         return block
 

@@ -9,6 +9,7 @@ from tightfit.strategies.adamw_16bit import AdamW16Bit
 from tightfit.strategies.base import Strategy
 from tightfit.strategies.bf16_weights import BF16Weights
 from tightfit.strategies.chunked_layers import ChunkedLayers
+from tightfit.strategies.chunked_loss import ChunkedLoss
 from tightfit.strategies.freeze import Freeze
 from tightfit.strategies.gradient_checkpointing import GradientCheckpointing
 from tightfit.strategies.length_bucketing import LengthBucketing
@@ -25,6 +26,7 @@ from tightfit.strategies.tiled_attention import TiledAttention
 _ALL: tuple[type[Strategy], ...] = (
     AdamW,
     TiledAttention,
+    ChunkedLoss,
     MicroBatch,
     GradientCheckpointing,
     ChunkedLayers,

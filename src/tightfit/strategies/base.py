@@ -80,6 +80,8 @@ class Case:
     layers: int | None
     """Layers of the model, where known."""
     stage: Stage
+    predicts_words: bool = False
+    """Whether the model predicts tokens among all words it knows."""
     avoided: frozenset[str] = frozenset()
     pinned: tuple[Strategy, ...] = ()
     """Strategies that are in every recipe."""

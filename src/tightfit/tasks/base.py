@@ -115,6 +115,8 @@ class Task(ABC):
     """What `encode` returns besides what the model takes: `decode` and the metrics read it in `ModelInputs.tokens`."""
     peft_type: ClassVar[str | None] = None
     """peft's name for it."""
+    predicts_words: ClassVar[bool] = False
+    """Whether its models predict tokens among all words they know."""
     pipeline: ClassVar[str]
     """The pipeline of transformers, which is also the task's name on the hub."""
     data_format: ClassVar[DatasetFormat | None] = None
