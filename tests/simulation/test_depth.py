@@ -120,3 +120,13 @@ def test_at_every_length_one_trace_gives_all_micro_batches(tmp_path: Path, longe
     job = Job(model=str(tmp_path), data="none", batch_size=8, max_length=longest)
     setup = SimulationSetup.of(job, CPU, Labels(("a", "b", "c")), TOKENIZER)
     assert Simulation(setup, Lengths.uniform(8, longest)).traced(Recipe())[0].is_scalable
+
+
+@pytest.mark.parametrize("longest", [90, 91, 96, 103])
+def test_attention_with_many_heads_is_traced_once_for_all_micro_batches(tmp_path: Path, longest: int) -> None:
+    """With 16 heads a tile holds two texts of 90 tokens and one of 91, which needs fewer copies."""
+    sizes = {"num_attention_heads": 16, "max_position_embeddings": 128}
+    small_config("Bert", 8, **sizes).save_pretrained(tmp_path)
+    job = Job(model=str(tmp_path), data="none", batch_size=8, max_length=longest)
+    simulation = Simulation(SimulationSetup.of(job, CPU, Labels(("a", "b")), TOKENIZER), Lengths.uniform(8, longest))
+    assert simulation.traced(Recipe.parse(["tiled-attention"]))[0].is_scalable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from parts import CPU
 
 from tightfit.device import GPUS
@@ -46,6 +47,7 @@ def test_a_worker_keeps_the_size_of_a_new_process(measured: list[int], monkeypat
 
 def test_code_for_products_in_bf16_is_measured_and_not_left_in_this_process() -> None:
     before = process_bytes(CPU)
-    found = bf16_code_bytes()
-    assert 2 * MIB < found < 40 * MIB
+    found, has_amx = bf16_code_bytes(), torch.cpu._is_amx_tile_supported()
+    # For AMX oneDNN generates kernels besides those for AVX-512: 43 MB in all instead of 25.
+    assert 2 * MIB < found < (60 if has_amx else 40) * MIB
     assert process_bytes(CPU) - before < 4 * MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from tightfit.engine.model_source import JobModel, ModelSource
 from tightfit.errors import ModelError, TightfitError, first_line
 from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
-from tightfit.models import load_tokenizer
+from tightfit.models import load_tokenizer, max_positions
 from tightfit.simulation.caching_allocator import CachingAllocator
 from tightfit.simulation.depth import extrapolate_depth, replace_optimizer_steps
 from tightfit.simulation.estimate import Estimate, host_peak, lower_bound_of, phases_of
@@ -167,9 +167,10 @@ def _reason(error: Exception) -> Message:
 
 
 _MAX_TRACED_LENGTH = 128
-# Length of the second traced micro-batch in eighths of the first: on a CPU, tiles hold a different number of rows for
-# much shorter texts; GPU kernels prefer 96 tokens (6 eighths, the default).
-_SHORTER = {"cpu": 7}
+# Length of the second traced micro-batch in eighths of the first, tried in this order. On a CPU, attention's tiles hold
+# several shorter texts and a single longer one, without the copies that several need: where the first length is among
+# the longer and 7 eighths of it among the shorter, 9 eighths are not. GPU kernels prefer 96 tokens (6 eighths).
+_SECOND_LENGTHS = {"cpu": (7, 9)}
 
 
 @dataclass(frozen=True)
@@ -283,12 +284,21 @@ class Simulation:
         self.process_bytes()
         if _is_fixed(recipe):
             return self._trace_fixed(recipe)
-        training = self._combined(recipe) or self.setup.trace(recipe, self._probe_shapes)
-        try:
-            traced = _with_scaling(training)
-        except NotExtrapolable:
-            return self._trace_fixed(recipe)
-        return self._traced.setdefault(_key(recipe), traced)
+        for training in self._probes(recipe):
+            try:
+                return self._traced.setdefault(_key(recipe), _with_scaling(training))
+            except NotExtrapolable:
+                pass
+        return self._trace_fixed(recipe)
+
+    def _probes(self, recipe: Recipe) -> Iterator[TracedTraining]:
+        """Traces of two micro-batches, by other lengths where those before could not be scaled."""
+        combined = self._combined(recipe)
+        if combined is not None:
+            yield combined
+        else:
+            for eighths in _SECOND_LENGTHS.get(self.setup.device.kind, (6,)):
+                yield self.setup.trace(recipe, partial(self._probe_shapes, eighths))
 
     def missing(self, recipes: Iterable[Recipe]) -> list[Recipe]:
         """The recipes that have to be traced for the given ones and have not been."""
@@ -319,10 +329,11 @@ class Simulation:
         traced = TracedRecipe(training, Timeline.of(training.trace, constant_sizes(training.trace)), is_scalable=False)
         return self._fixed.setdefault(recipe, traced)
 
-    def _probe_shapes(self, parts: Parts) -> BatchShapes:
+    def _probe_shapes(self, eighths: int, parts: Parts) -> BatchShapes:
         """Two shapes that differ by another ratio in each of rows, tokens, rows x tokens, tokens², rows x tokens²."""
         longest = min(self.setup.settings.max_length, _MAX_TRACED_LENGTH)
-        inputs = ((6, longest), (4, max(1, longest * _SHORTER.get(self.setup.device.kind, 6) // 8)))
+        second = min(longest * eighths // 8, max_positions(parts.model) or longest)
+        inputs = ((6, longest), (4, max(1, second)))
         if parts.source.runs_encoder:
             return BatchShapes(inputs, inputs)
         pair = [(rows, parts.step_batching.max_length) for rows, _ in inputs]
