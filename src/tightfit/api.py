@@ -20,6 +20,7 @@ from tightfit.activity import PLANNING, Activities, activity
 from tightfit.comparison.comparison import Comparison, find_recipes
 from tightfit.comparison.runner import run_comparison
 from tightfit.device import AUTO, Budget, Device, find_device_or_gpu
+from tightfit.engine.arguments import check_job
 from tightfit.errors import FolderInUse
 from tightfit.job import Job
 from tightfit.models import quiet_transformers
@@ -33,7 +34,7 @@ from tightfit.runs.lock import locked_folder
 from tightfit.simulation.process_size import keep_process_sizes
 from tightfit.strategies.recipe import Recipe
 from tightfit.system.processes import Worker, process_lock
-from tightfit.tasks import check_task, with_task
+from tightfit.tasks import with_task
 from tightfit.training.select_apart import Request, select_apart
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def _estimate_loop(build: Callable[[], Any], device: Device) -> Estimate:
 
 
 def _checked(job: Job) -> Job:
-    """The job with its task and absolute paths; BadInput if the task has not the metric or the label that it names."""
+    """The job with its task and absolute paths; BadInput if its task does not have what it names."""
     job = with_task(job)
-    check_task(job)
+    check_job(job)
     return job.resolve_paths()
 
 

@@ -25,6 +25,7 @@ from tightfit.data.split import held_out_rows
 from tightfit.data.tokens import Tokens
 from tightfit.device import Device, find_device
 from tightfit.display import Display
+from tightfit.engine.class_loss import ClassLoss
 from tightfit.engine.micro_batch_loss import label_counts
 from tightfit.engine.oom import release_memory_on_error
 from tightfit.errors import DataError, Interrupted, ModelError, OutputError
@@ -158,7 +159,8 @@ def evaluate(
     model, tokenizer = _load(run, where)
     tokens = task.tokenize(known, tokenizer, run.max_length, labels)
     with limit_memory(where, _silent):
-        batches = _run_batches(partial(_score, task, model), model, tokens, task, tokenizer)
+        loss = ClassLoss.of(run.job, run.data.class_weights)
+        batches = _run_batches(partial(_score, task, loss, model), model, tokens, task, tokenizer)
         found = _until_stopped(batches, len(tokens), on_rows)
     order = [number for numbers, _ in found for number in numbers]
     inputs = ModelInputs(known, tokens.dataset.select(order), tokenizer, labels)
@@ -187,18 +189,26 @@ class _Score:
 
     loss: float
     """The sum over their labels."""
-    labels: int
+    labels: float
+    """Their number, or the weight of their classes."""
     logits: Any
     """An array, or a tuple of them; None for a task without metrics."""
     truth: Any
 
 
-def _score(task: Task, model: PreTrainedModel, batch: Batch) -> _Score:
-    loss, *logits = model(**batch).to_tuple()
-    labels = sum(label_counts(model, batch))
+def _score(task: Task, class_loss: ClassLoss | None, model: PreTrainedModel, batch: Batch) -> _Score:
+    loss, *logits = _loss_and_logits(class_loss, model, batch)
+    labels = sum(label_counts(model, batch, class_loss.weights if class_loss else None))
     truth = _one_or_all([batch[name] for name in task.label_names])
     kept = _as_arrays(task.keep_logits(_one_or_all(logits), truth)) if task.metrics else None
     return _Score(float(loss) * labels if labels else 0.0, labels, kept, _as_arrays(truth))
+
+
+def _loss_and_logits(class_loss: ClassLoss | None, model: PreTrainedModel, batch: Batch) -> tuple[Any, ...]:
+    if class_loss is None:
+        return tuple(model(**batch).to_tuple())
+    loss, outputs = class_loss.with_outputs(model, batch)
+    return loss, *outputs.to_tuple()
 
 
 def _one_or_all(tensors: list[Any]) -> Any:

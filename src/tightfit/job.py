@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,11 +47,29 @@ class Job(BaseModel):
     max_steps: int | None = Field(default=None, ge=1, le=10**9)
     """Stop after this many optimizer steps."""
     learning_rate: float = Field(default=2e-5, gt=0)
-    """The initial learning rate; it decays linearly to zero."""
+    """The highest learning rate; it falls to zero by the last step, as --lr-scheduler-type says."""
+    lr_scheduler_type: str = "linear"
+    """How the learning rate changes after the warm-up, as in transformers: linear, cosine, constant_with_warmup, …"""
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """The share of all steps in which the learning rate rises from 0."""
+    warmup_steps: int | None = Field(default=None, ge=0, le=10**9)
+    """The number of steps in which the learning rate rises from 0, in place of a share."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay; not applied to biases and norm weights."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Gradients are clipped to this norm; 0 disables clipping."""
+    label_smoothing_factor: float = Field(default=0.0, ge=0, lt=1)
+    """The share of each label that the loss spreads over all classes."""
+    class_weights: str | None = None
+    """Weights of the classes in the loss: balanced (by how rare each is), or numbers: spam=5,ham=1."""
+    eval_steps: int | None = Field(default=None, ge=1, le=10**9)
+    """Evaluate and save a checkpoint every so many steps instead of at the end of each epoch."""
+    save_steps: int | None = Field(default=None, ge=1, le=10**9)
+    """Save a checkpoint every so many steps, in addition to those of evaluations."""
+    early_stopping_patience: int | None = Field(default=None, ge=1, le=10**9)
+    """Stop after so many evaluations in a row that are not better than the best."""
+    set: tuple[str, ...] = ()
+    """Another field of transformers.TrainingArguments: adam_beta2=0.98. Repeatable."""
     seed: int = Field(default=42, ge=0, lt=2**32)
     """Random seed for the split, the initialization of the head, the data order and dropout."""
     random_weights: bool = False
@@ -73,6 +92,18 @@ class Job(BaseModel):
             return ",".join(str(name) for name in value)
         return str(value) if isinstance(value, int) else value
 
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _coerce_weights(cls, value: Any) -> Any:
+        """In YAML and Python, the weights may be a mapping."""
+        return ",".join(_pairs(value)) if isinstance(value, dict) else value
+
+    @field_validator("set", mode="before")
+    @classmethod
+    def _coerce_set(cls, value: Any) -> Any:
+        """In YAML and Python, the fields may be a mapping."""
+        return tuple(_pairs(value)) if isinstance(value, dict) else value
+
     def resolve_paths(self) -> Job:
         """The same job with absolute paths, so that it works from any folder."""
         named = {name: getattr(self, name) for name in ("model", "data", "validation")}
@@ -82,6 +113,12 @@ class Job(BaseModel):
     def clip_batch_size(self, rows: int) -> Job:
         """The same job with a batch size of at most `rows`, the number of training rows."""
         return self.model_copy(update={"batch_size": min(self.batch_size, rows)})
+
+
+def _pairs(values: dict[Any, Any]) -> list[str]:
+    """As written on the command line: `key=value`, a mapping as JSON."""
+    written = {key: json.dumps(value) if isinstance(value, (dict, bool)) else value for key, value in values.items()}
+    return [f"{key}={value}" for key, value in written.items()]
 
 
 def setting_names() -> list[str]:
@@ -139,8 +176,8 @@ def write_job_file(path: Path, job: Job, use: list[str]) -> None:
 
 def job_values(job: Job) -> dict[str, Any]:
     """The settings as written in YAML."""
-    settings = job.model_dump(exclude_none=True)
-    return {name.replace("_", "-"): value for name, value in settings.items()}
+    settings = {name: value for name, value in job.model_dump().items() if value not in (None, ())}
+    return {name.replace("_", "-"): list(v) if isinstance(v, tuple) else v for name, v in settings.items()}
 
 
 def load_yaml(path: Path) -> dict[str, Any]:

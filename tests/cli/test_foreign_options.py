@@ -35,7 +35,8 @@ CASES = {
     ),
     f"{TRAIN} --use_lora --lora_r 16": f"{TRAIN} --use lora:r=16",
     f"{TRAIN} --no_cuda": f"{TRAIN} --device cpu",
-    f"{TRAIN} --save_steps 500": f"{TRAIN} --save-every '500 steps'",
+    f"{TRAIN} --warmup_ratio 0.1 --adam_beta2 0.98": f"{TRAIN} --warmup-ratio 0.1 --set adam_beta2=0.98",
+    f"{TRAIN} --save_steps 500": f"{TRAIN} --save-steps 500",
     "train --model_name_or_path m --train_file d.csv --max_seq_length 128 --num_train_epochs 3 --output_dir o": (
         f"{TRAIN} --max-length 128 --epochs 3 --out o"
     ),
@@ -55,9 +56,9 @@ def test_the_corrected_command_is_shown(run: Run, typed: str) -> None:
 
 
 def test_what_has_no_counterpart_is_named(run: Run) -> None:
-    typed = "--do_train --warmup_ratio 0.1 --lr_scheduler_type cosine --per_device_eval_batch_size=8 --fp16"
+    typed = "--do_train --save_strategy epoch --per_device_eval_batch_size=8 --fp16"
     _, _, err = run(*TRAIN.split(), *typed.split())
-    left_out = "--do_train, --warmup_ratio, --lr_scheduler_type, --per_device_eval_batch_size"
+    left_out = "--do_train, --save_strategy, --per_device_eval_batch_size"
     assert f"has no {left_out}, --fp16: write it like this, without {left_out}, which tightfit does not have." in err
     assert err.splitlines()[1] == f"  tightfit {TRAIN} --use mixed-precision:dtype=fp16"
     chinese = run(*TRAIN.split(), "--fp16", "--lang", "zh")[2]

@@ -447,12 +447,13 @@ def _job_and_recipe(
     file: Path | None, settings: dict[str, Any], use: list[str] | None, verb: str
 ) -> tuple[Job, list[str]]:
     """The job and the strategies of the file, overridden by the command line."""
+    from tightfit.engine.arguments import check_job
     from tightfit.strategies.recipe import parse_strategy, split_specs
-    from tightfit.tasks import check_task, with_task
+    from tightfit.tasks import with_task
 
     values, specs = read_job_file(file) if file else ({}, [])
     job, chosen = with_task(build_job({**values, **settings}, verb)), split_specs(use or specs)
-    check_task(job)
+    check_job(job)
     for spec in chosen:
         parse_strategy(spec)  # reject a misspelt spec before torch is imported
     check_available(job.model)

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tightfit.engine.arguments import FREE
 from tightfit.strategies.recipe import corrected_spec
 
 _OPTIONS = {
@@ -71,11 +72,10 @@ _SWITCHES = {
 }
 """Switches that need nothing in their place, or have none."""
 _WITH_VALUES = {
-    *("per_device_eval_batch_size", "warmup_ratio", "warmup_steps", "lr_scheduler_type", "logging_steps"),
-    *("logging_strategy", "eval_strategy", "evaluation_strategy", "eval_steps", "save_strategy", "optim_args"),
-    *("dataloader_num_workers", "adam_beta1", "adam_beta2", "adam_epsilon", "label_smoothing_factor", "task_name"),
+    *("per_device_eval_batch_size", "eval_strategy", "evaluation_strategy", "save_strategy", "optim_args"),
+    *("dataloader_num_workers", "task_name"),
     *("test_file", "num_labels", "cache_dir", "tokenizer_name", "config_name", "fp16_opt_level", "lora_alpha"),
-    *("lora_dropout", "hub_model_id", "run_name", "ddp_find_unused_parameters", "deepspeed", "fsdp"),
+    *("lora_dropout", "ddp_find_unused_parameters", "deepspeed", "fsdp"),
     *("preprocessing_num_workers", "max_train_samples", "max_eval_samples", "neftune_noise_alpha"),
 }
 """Options with a value that have none here."""
@@ -167,13 +167,13 @@ def _set(correction: Correction, option: str, key: str, same: str, value: str, o
         _set_optimizer(correction, option, value)
     elif key in ("lora_r", "lora_rank", "r") and "--use" in options:
         correction.specs = [*(spec for spec in correction.specs if spec != "lora"), f"lora:r={value}"]
-    elif key == "save_steps" and "--save-every" in options:
-        correction.words += ["--save-every", f"{value} steps"]
     elif key == "resume_from_checkpoint" and "--resume" in options:
         correction.words.append("--resume")
     elif ours in options and not (ours == "--out" and correction.words[0] == "plan"):  # plan writes a file
         correction.words += [ours, value]
-    elif key in _OPTIONS or key in _WITH_VALUES or key in ("optim", "save_steps", "resume_from_checkpoint"):
+    elif key in FREE and "--set" in options:
+        correction.words += ["--set", f"{key}={value}"]
+    elif key in _OPTIONS or key in _WITH_VALUES or key in FREE or key in ("optim", "resume_from_checkpoint"):
         correction.left_out.append(option)
     else:
         return False

@@ -34,8 +34,9 @@ _OPTION_GROUPS: tuple[tuple[Message, tuple[str, ...]], ...] = (
     (
         msg("Training"),
         (
-            *("batch_size", "max_length", "epochs", "max_steps", "learning_rate", "weight_decay", "max_grad_norm"),
-            *("seed", "metric", "positive"),
+            *("batch_size", "max_length", "epochs", "max_steps", "learning_rate", "lr_scheduler_type", "warmup_ratio"),
+            *("warmup_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor", "class_weights", "eval_steps"),
+            *("save_steps", "early_stopping_patience", "seed", "metric", "positive", "set"),
         ),
     ),
 )

@@ -7,13 +7,16 @@ import inspect
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 
 from tightfit.errors import BadInput
 from tightfit.job import Job
 from tightfit.messages import Message, msg, name
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 Lang = Annotated[str | None, typer.Option(help="Language: en or zh. [default: zh if LANG says so, else en]")]
 
@@ -59,7 +62,7 @@ def setting_help(key: str) -> Message:
     """What a job setting is, and its default."""
     field = Job.model_fields[key]
     about = name(field.description or "")
-    if field.default in (None, False) or field.is_required():
+    if field.default in (None, False, ()) or field.is_required():
         return about
     return msg("{about} [default: {default}]", about=about, default=str(field.default))
 
@@ -81,9 +84,8 @@ def with_job_settings(command: Callable[..., None]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
     keyword = inspect.Parameter.KEYWORD_ONLY
     settings = [
-        inspect.Parameter(key, keyword, default=None, annotation=Annotated[field.annotation | None, setting(key)])
+        inspect.Parameter(key, keyword, default=None, annotation=Annotated[_option_type(field) | None, setting(key)])
         for key, field in Job.model_fields.items()
-        if field.annotation is not None
     ]
 
     def wrapped(**values: Any) -> None:
@@ -91,6 +93,11 @@ def with_job_settings(command: Callable[..., None]) -> Callable[..., None]:
         command(settings={key: value for key, value in given.items() if value is not None}, **values)
 
     return _with_signature(wrapped, command, [*own, *settings])
+
+
+def _option_type(field: FieldInfo) -> Any:
+    """Options that may be repeated are lists."""
+    return list[str] if get_origin(field.annotation) is tuple else field.annotation
 
 
 def _with_signature(

@@ -114,6 +114,8 @@ def _options(job: Job, request: Request, *, with_device: bool) -> list[str]:
 
 
 def _option(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(word for each in value for word in (f"--{name}", each))
     return (f"--{name}",) if value is True else (f"--{name}", f"{value:g}" if isinstance(value, float) else str(value))
 
 

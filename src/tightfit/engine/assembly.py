@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tightfit.compat import decay_parameter_names, use_cuda_only_on_gpu
 from tightfit.data.batching import Batching
 from tightfit.device import Device
+from tightfit.engine.arguments import optimizer_settings
 from tightfit.engine.model_source import ModelSource
 from tightfit.errors import ModelError
 from tightfit.job import Job
@@ -31,6 +33,8 @@ class StepSettings:
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
+    optimizer: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the optimizer, as torch names them."""
 
     @classmethod
     def of(cls, job: Job) -> StepSettings:
@@ -41,6 +45,7 @@ class StepSettings:
             learning_rate=job.learning_rate,
             weight_decay=job.weight_decay,
             max_grad_norm=job.max_grad_norm,
+            optimizer=optimizer_settings(job),
         )
 
 
@@ -64,6 +69,7 @@ def assemble(
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
+        optimizer_settings=settings.optimizer,
         peft_type=source.peft_type,
     )
     for strategy in strategies:
@@ -87,7 +93,7 @@ def parameter_groups(parts: Parts) -> list[dict[str, Any]]:
         {"params": [p for name, p in trained if name in decaying], "weight_decay": parts.weight_decay},
         {"params": [p for name, p in trained if name not in decaying], "weight_decay": 0.0},
     ]
-    return [group for group in groups if group["params"]]
+    return [{**group, **parts.optimizer_settings} for group in groups if group["params"]]
 
 
 def _check_max_length(max_length: int, model: PreTrainedModel, name: str) -> None:

@@ -8,7 +8,7 @@ gradient accumulation in transformers wrong for some heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tightfit.data.micro_batches import IGNORED, micro_batches
@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 
 def weighted_micro_batches(
-    model: PreTrainedModel, batch: Batch, rows: int | RowLimits, *, sort: bool = False
+    model: PreTrainedModel,
+    batch: Batch,
+    rows: int | RowLimits,
+    *,
+    sort: bool = False,
+    class_weights: Sequence[float] | None = None,
 ) -> Iterable[tuple[float, Batch]]:
     """The micro-batches, each with its share of the batch's labels; those without labels are skipped."""
-    counts = label_counts(model, batch)
+    counts = label_counts(model, batch, class_weights)
     total = sum(counts)
     for chosen, micro_batch in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
         count = sum(counts[row] for row in chosen)
@@ -35,20 +40,29 @@ def weighted_micro_batches(
             yield count / total, micro_batch
 
 
-def label_counts(model: PreTrainedModel, batch: Batch) -> list[int]:
-    """The number of labels of each row that enter the loss; one for rows without `labels`, such as one answer each."""
+def label_counts(model: PreTrainedModel, batch: Batch, class_weights: Sequence[float] | None = None) -> list[float]:
+    """The number of labels of each row that enter the loss, or the sum of their classes' weights.
+
+    One for rows without `labels`, such as one answer each.
+    """
+    import torch
+
     if "labels" not in batch:
         return [1] * len(batch["input_ids"])
     labels = batch["labels"]
     if labels.is_floating_point():  # regression or multi-label classification
         return [labels[0].numel()] * len(labels)
-    counted = labels.cpu() != IGNORED  # counted on the host, where the result is needed
-    if labels.dim() > 1 and _predicts_next_token(model):
+    labels = labels.cpu()  # counted on the host, where the result is needed
+    counted = labels != IGNORED
+    if class_weights is not None:
+        counted = counted * counted.new_tensor(class_weights, dtype=torch.float64)[labels.clamp(min=0)]
+    if labels.dim() > 1 and predicts_next_token(model):
         counted = counted[:, 1:]  # no logit predicts the first token of a row
-    return [int(n) for n in counted.reshape(len(labels), -1).sum(dim=1).tolist()]
+    return counted.reshape(len(labels), -1).sum(dim=1).tolist()
 
 
-def _predicts_next_token(model: PreTrainedModel) -> bool:
+def predicts_next_token(model: PreTrainedModel) -> bool:
+    """Whether the label of a position is the token after it."""
     from tightfit.compat import LOSS_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, ForCausalLMLoss
 
     shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss

@@ -26,14 +26,15 @@ _TILE = 1 << 19  # elements that fit the cache beside their squares
 class Adafactor(PerParameter):
     """Second moments by row and column, no first moment."""
 
-    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         if gradient.is_sparse:
             raise RuntimeError("Adafactor does not support sparse gradients.")
         state = self.state[parameter]
         state["step"] = state.get("step", 0) + 1
         beta2_complement = state["step"] ** _DECAY  # 1 - beta2: the share of the newest gradient
         update = _update_matrix if parameter.dim() == 2 else _update_whole
-        update(state, parameter, gradient, lr, 1 - lr * weight_decay, beta2_complement)
+        lr = group["lr"]
+        update(state, parameter, gradient, lr, 1 - lr * group["weight_decay"], beta2_complement)
 
 
 def _update_matrix(

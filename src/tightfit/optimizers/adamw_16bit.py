@@ -10,27 +10,27 @@ The arithmetic itself is fp32, on tiles in the processor's cache.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from tightfit.ops.dropout import RandomBits, draw_seed, stochastic_round_bf16
 from tightfit.ops.fake import representative
-from tightfit.optimizers.base import PerParameter, tile_elements
+from tightfit.optimizers.base import PerParameterAdamW, tile_elements
 
 _TILE = 1 << 18  # elements that fit the cache beside their moments
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-_BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
-class AdamW16(PerParameter):
+class AdamW16(PerParameterAdamW):
     """AdamW with moments in bf16."""
 
-    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
-        state = self.state[parameter]
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state, lr, betas = self.state[parameter], group["lr"], group["betas"]
         if not state:
             state.update({name: torch.zeros_like(parameter, dtype=torch.bfloat16) for name in _MOMENTS}, step=0)
         state["step"] += 1
-        correction, correction_sq = (1 - beta ** state["step"] for beta in _BETAS)
+        correction, correction_sq = (1 - beta ** state["step"] for beta in betas)
         random = RandomBits(draw_seed(parameter))
         rows = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
         size = min(parameter.numel(), tile_elements(parameter, _TILE))
@@ -38,9 +38,9 @@ class AdamW16(PerParameter):
         tiles = zip(*(row.reshape(-1).split(size) for row in rows), strict=True)
         for weights, grad, exp_avg, exp_avg_sq in representative(tiles, parameter.numel() / size, like=parameter):
             first, second, scratch = (buffer[: len(weights)] for buffer in buffers)
-            first.copy_(exp_avg).lerp_(grad, 1 - _BETAS[0])
-            second.copy_(exp_avg_sq).mul_(_BETAS[1]).addcmul_(grad, grad, value=1 - _BETAS[1])
-            denominator = torch.sqrt(second, out=scratch).div_(math.sqrt(correction_sq)).add_(_EPS)
-            weights.mul_(1 - lr * weight_decay).addcdiv_(first, denominator, value=-lr / correction)
+            first.copy_(exp_avg).lerp_(grad, 1 - betas[0])
+            second.copy_(exp_avg_sq).mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
+            denominator = torch.sqrt(second, out=scratch).div_(math.sqrt(correction_sq)).add_(group["eps"])
+            weights.mul_(1 - lr * group["weight_decay"]).addcdiv_(first, denominator, value=-lr / correction)
             exp_avg.copy_(first)
             exp_avg_sq.copy_(stochastic_round_bf16(second, random))

@@ -15,16 +15,15 @@ import torch
 
 from tightfit.compat import adam_8bit_update, adam_32bit_update, create_dynamic_map
 from tightfit.ops.fake import is_fake, real_tensors, representative
-from tightfit.optimizers.base import PerParameter, tile_elements
+from tightfit.optimizers.base import PerParameterAdamW, tile_elements
 
 _SMALL = 4096  # elements: smaller tensors stay in fp32
 _BLOCK = 256  # elements that share a scale
 _TILE = 1 << 20  # elements: with fewer, bitsandbytes starts its threads too often
 _GPU_TILE = 1 << 62  # on GPUs the whole parameter
-_BETAS, _EPS = (0.9, 0.999), 1e-8  # those of torch.optim.AdamW
 
 
-class AdamW8(PerParameter):
+class AdamW8(PerParameterAdamW):
     """AdamW with moments in 8 bits."""
 
     def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
@@ -32,12 +31,12 @@ class AdamW8(PerParameter):
         with real_tensors():
             self._maps = [create_dynamic_map(signed=signed) for signed in (True, False)]
 
-    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state.update(_new_state(parameter))
         state["step"] += 1
-        settings: Any = {"betas": _BETAS, "eps": _EPS, "step": state["step"], "lr": lr, "weight_decay": weight_decay}
+        settings: Any = {name: group[name] for name in ("betas", "eps", "lr", "weight_decay")} | {"step": state["step"]}
         # bitsandbytes' kernels do not count in-place changes; recovery needs that count after a failed step.
         torch.autograd.graph.increment_version(parameter)
         if state["state1"].dtype is torch.float32:

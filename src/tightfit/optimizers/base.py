@@ -26,8 +26,8 @@ def tile_elements(parameter: torch.Tensor, on_cpu: int, on_gpu: int = _GPU_TILE)
 class PerParameter(torch.optim.Optimizer):
     """An optimizer that updates each parameter on its own, with a learning rate and weight decay per group."""
 
-    def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
-        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0, **settings: Any) -> None:
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, **settings})
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient."""
@@ -36,7 +36,7 @@ class PerParameter(torch.optim.Optimizer):
             for group in self.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:
-                        self.update(parameter, parameter.grad, group["lr"], group["weight_decay"])
+                        self.update(parameter, parameter.grad, group)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -49,8 +49,15 @@ class PerParameter(torch.optim.Optimizer):
                 self.state[parameter] = {name: _on(parameter.device, value) for name, value in values.items()}
 
     @abstractmethod
-    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, lr: float, weight_decay: float) -> None:
-        """Update one parameter in place."""
+    def update(self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        """Update one parameter in place, with the settings of its group."""
+
+
+class PerParameterAdamW(PerParameter):
+    """AdamW with torch's defaults; the state is the subclass's own."""
+
+    def __init__(self, groups: Any, lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(groups, lr, weight_decay, betas=(0.9, 0.999), eps=1e-8)
 
 
 def _members(groups: list[dict[str, Any]]) -> list[Any]:

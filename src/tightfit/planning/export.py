@@ -22,6 +22,7 @@ from tightfit.data.labels import Labels
 from tightfit.data.rows import columns_of, open_data
 from tightfit.data.split import stratified_sample
 from tightfit.device import AUTO
+from tightfit.engine.arguments import given_arguments, warmup
 from tightfit.engine.dataset import read_data
 from tightfit.job import Job
 from tightfit.messages import Message, msg, verbatim
@@ -99,6 +100,10 @@ def _unusual_data(job: Job) -> Message | None:
         return msg("Reading {what}", what=encoding)
     if job.validation is not None:
         return msg("Validating on a separate file")
+    if job.class_weights is not None:
+        return msg("Weighting classes exactly over micro-batches")
+    if job.save_steps is not None:
+        return msg("Saving between evaluations")
     return msg("Training on text pairs") if len(read_columns(job).text) > 1 else None
 
 
@@ -228,6 +233,8 @@ def _values(plan: Plan, peak: int, measuring: bool) -> dict[str, object]:
         "cpu": plan.budget.device.kind == "cpu",
         "measuring": measuring,
         "max_steps": 2 if measuring else job.max_steps,
+        "warmup": warmup(job),
+        "arguments": given_arguments(job.set),
         "predicted": f"peak {format_bytes(peak)}{chosen.and_time}",
         "budget": str(plan.budget),
         "size": AUTO if plan.budget.is_auto else exact_size(plan.budget.size),

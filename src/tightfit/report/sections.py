@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from tightfit.engine.meter import OTHER
 from tightfit.i18n import Render
-from tightfit.messages import Message, in_sequence, listed, msg, name
+from tightfit.job import Job
+from tightfit.messages import Message, in_sequence, listed, msg, name, verbatim
 from tightfit.report.names import kind_name, memory_name, phase_name, result_name
 from tightfit.report.terminal import main_activities
 from tightfit.runs.folder import RunView
@@ -232,10 +233,24 @@ def setup(view: RunView) -> list[Row]:
         (msg("batch size"), msg("{rows} examples per optimizer step", rows=job.batch_size)),
         (msg("max length"), msg("{count} tokens", count=view.max_length)),
         (msg("hyperparameters"), _hyperparameters(view)),
+        *((verbatim(option), value) for option, value in _other_settings(job)),
         (msg("seed"), str(job.seed)),
         (msg("device"), name(view.device or "–")),
     ]
     return [*rows, (msg("budget"), format_bytes(budget))] if budget else rows
+
+
+_IN_OTHER_ROWS = {
+    *("model", "data", "validation", "task", "text", "label", "batch_size", "max_length", "epochs", "max_steps"),
+    *("learning_rate", "weight_decay", "max_grad_norm", "seed", "random_weights", "positive", "metric"),
+}
+
+
+def _other_settings(job: Job) -> Iterator[tuple[str, str]]:
+    """The settings that the job gives, as on the command line."""
+    for key, value in job.model_dump(exclude_defaults=True).items():
+        if key not in _IN_OTHER_ROWS:
+            yield f"--{key.replace('_', '-')}", " ".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _hyperparameters(view: RunView) -> Message:

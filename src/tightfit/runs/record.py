@@ -74,6 +74,8 @@ class DataSummary(_Value):
     label_columns: tuple[str, ...]
     truncated_rows: int
     """Training rows longer than the maximum length."""
+    class_weights: tuple[float, ...] | None = None
+    """The weight of each class in the loss; None if there are none."""
     language: str | None = None
     """Of the texts, such as zh; None if it is not known."""
 

@@ -84,7 +84,7 @@ def check_steps_left(checkpoint: Path, steps: int) -> None:
         )
 
 
-def resume_notes(checkpoint: Path | None, steps: int, learning_rate: float) -> Iterator[Message]:
+def resume_notes(checkpoint: Path | None, steps: int, job: Job) -> Iterator[Message]:
     """From which step a run continues, and what another number of steps does to its learning rate."""
     if checkpoint is None:
         yield msg("there is no checkpoint yet, so training starts at the beginning")
@@ -96,14 +96,22 @@ def resume_notes(checkpoint: Path | None, steps: int, learning_rate: float) -> I
         done=done,
         steps=steps,
     )
-    if isinstance(before, int) and before not in (0, steps):
+    if not isinstance(before, int) or before in (0, steps):
+        return
+    if job.lr_scheduler_type != "linear" or job.warmup_ratio or job.warmup_steps:
+        yield msg(
+            "the learning rate is that of a run of {steps:,} steps from now on; it was that of {before:,} before",
+            steps=steps,
+            before=before,
+        )
+    else:
         yield msg(
             "the learning rate falls linearly to 0 at the last step, which is now {steps:,} and was {before:,}: "
             "it continues at {now:.2g}, and was {then:.2g} at step {done:,}",
             steps=steps,
             before=before,
-            now=learning_rate * (1 - done / steps),
-            then=learning_rate * (1 - done / before),
+            now=job.learning_rate * (1 - done / steps),
+            then=job.learning_rate * (1 - done / before),
             done=done,
         )
 

@@ -15,6 +15,7 @@ from tightfit.data.batching import Batching, BatchShape, tokens_of
 from tightfit.data.labels import Labels
 from tightfit.device import Device
 from tightfit.engine.assembly import StepSettings, assemble
+from tightfit.engine.class_loss import ClassLoss
 from tightfit.engine.dataset import prefetched_stats
 from tightfit.engine.meter import resident_bytes
 from tightfit.engine.micro_batch_loss import model_loss
@@ -72,8 +73,9 @@ class SimulationSetup:
         cls, job: Job, device: Device, labels: Labels, tokenizer: PreTrainedTokenizerBase, *, probe: bool = False
     ) -> SimulationSetup:
         """The setup of a job."""
-        batch = find_task(job.task).batch_spec
-        return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, batch, probe, job)
+        batch, weights = find_task(job.task).batch_spec, [1.0] * len(labels.names) if job.class_weights else None
+        loss = ClassLoss.of(job, weights) or model_loss
+        return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, batch, probe, job, loss)
 
     def trace(self, recipe: Recipe, shapes: Callable[[Parts], BatchShapes]) -> TracedTraining:
         """Trace a recipe at the model's full depth, extrapolated from two shallow traces where possible."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -143,6 +143,8 @@ class Parts:
     learning_rate: float
     weight_decay: float
     max_grad_norm: float
+    optimizer_settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of every parameter group, beside learning rate and weight decay: those that the job gives."""
     optimizer_wrappers: tuple[OptimizerWrapper, ...] = ()
     """What is put around the optimizer, the outermost last."""
     stepping: Stepping = field(default_factory=AfterBackward)

@@ -23,6 +23,7 @@ from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
 from tightfit.data.tokens import ROW, RowBatch, Tokens, encode_texts, text_lengths, tokenize
 from tightfit.errors import BadInput, suggest
+from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.tasks.quality import CONSTANT, LOSS, Metric, Mistake, Quality, Scoring, shorten
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from tightfit.data.batches import Batch
 
     Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
+
+
+LOSS_SETTINGS = ("label_smoothing_factor", "class_weights")
+"""The settings of a job that change the loss."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,8 @@ class Task(ABC):
     """peft's name for it."""
     predicts_words: ClassVar[bool] = False
     """Whether its models predict tokens among all words they know."""
+    loss_settings: ClassVar[frozenset[str]] = frozenset({"label_smoothing_factor"})
+    """The settings of the loss that it has: of those in LOSS_SETTINGS."""
     pipeline: ClassVar[str]
     """The pipeline of transformers, which is also the task's name on the hub."""
     data_format: ClassVar[DatasetFormat | None] = None
@@ -163,6 +170,23 @@ class Task(ABC):
                     label=positive,
                 )
             )
+
+    def check_loss(self, job: Job) -> None:
+        """Raise BadInput if the job has a setting of the loss that the task does not have."""
+        for name in LOSS_SETTINGS:
+            if getattr(job, name) and name not in self.loss_settings:
+                option = f"--{name.replace('_', '-')}"
+                raise BadInput(
+                    msg(
+                        "{task} has no {option}, since its labels are not one class each: leave it out.",
+                        task=self.name,
+                        option=option,
+                    )
+                )
+
+    def class_counts(self, rows: RowFile, labels: Labels) -> Sequence[int] | None:
+        """How often each class occurs as a label of the rows; None if labels are not classes."""
+        return None
 
     def choose_positive(self, labels: Labels, given: str | None) -> tuple[Labels, tuple[Message, ...]]:
         """The labels with the one that the model is to find, and notes about it; `given` by the user."""

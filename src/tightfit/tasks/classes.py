@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tightfit.data.columns import is_number
 from tightfit.data.labels import Labels
+from tightfit.errors import BadInput, suggest
 from tightfit.messages import Message, msg
 from tightfit.tasks.quality import Confusion, Interval, LabelScore, Metric
 
@@ -122,6 +126,49 @@ def most_confused(matrix: Array, names: tuple[str, ...]) -> list[Confusion]:
     ]
 
 
+# The weight of each class in the loss
+
+BALANCED = "balanced"
+
+
+def class_weights(text: str, labels: Labels, counts: Sequence[int] | None) -> tuple[float, ...]:
+    """The weight of each class: `balanced` by how rare it is, or `name=weight,…` and 1 for classes without.
+
+    Balanced weights are scikit-learn's: all rows together weigh as much as without weights, and each class the same.
+    """
+    if text.strip().lower() == BALANCED:
+        total, classes = sum(counts or ()), len(labels.names)
+        return tuple(total / (classes * count) if count else 1.0 for count in counts or ())
+    given = dict(_class_weight(pair, labels) for pair in text.split(","))
+    return tuple(given.get(place, 1.0) for place in range(len(labels.names)))
+
+
+def _class_weight(pair: str, labels: Labels) -> tuple[int, float]:
+    name, _, number = (part.strip() for part in pair.rpartition("="))
+    found = labels.id_of(name)
+    if found is None:
+        hint = suggest(name, labels.names)
+        raise BadInput(
+            msg("--class-weights names '{label}', which is no label: {suggestion}", label=name, suggestion=hint)
+        )
+    return found, float(number)
+
+
+def check_class_weights(text: str) -> None:
+    """Raise BadInput if this cannot be read, whatever the classes are."""
+    for pair in text.split(",") if text.strip().lower() != BALANCED else ():
+        name, _, number = (part.strip() for part in pair.rpartition("="))
+        if not name or not is_number(number) or not 0 < float(number) < math.inf:
+            raise BadInput(
+                msg(
+                    "--class-weights '{text}' cannot be read at '{pair}': write balanced, or a number above 0 for each "
+                    "class, such as spam=5,ham=1.",
+                    text=text,
+                    pair=pair.strip(),
+                )
+            )
+
+
 # The class whose F1 is reported
 
 _PRESENT = {
@@ -189,6 +236,13 @@ def _absent(words: Any) -> str | None:
 
 
 CLASSES_ZH: dict[Message | str, str] = {
+    "--class-weights names '{label}', which is no label: {suggestion}": (
+        "--class-weights 中的“{label}”不是数据中的标签：{suggestion}"
+    ),
+    "--class-weights '{text}' cannot be read at '{pair}': write balanced, or a number above 0 for each class, such as "
+    "spam=5,ham=1.": (
+        "--class-weights “{text}”中的“{pair}”无法识别：请写 balanced，或给每个类别一个大于 0 的数，例如 spam=5,ham=1。"
+    ),
     "F1": "F1",
     "F1 of '{label}'": "“{label}”的 F1",
     "accuracy": "准确率",

@@ -18,7 +18,7 @@ from tightfit.data.row_file import RowFile
 from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
 from tightfit.errors import BadInput, DataError, suggest
 from tightfit.messages import Message, in_sequence, msg
-from tightfit.tasks.base import NO_LABEL, TEXT_COLUMNS, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.base import LOSS_SETTINGS, NO_LABEL, TEXT_COLUMNS, ModelInputs, Prediction, Script, TextTask
 from tightfit.tasks.classes import (
     CLASS_METRICS,
     CLASSES_ZH,
@@ -70,6 +70,7 @@ class TextClassification(TextTask):
     metrics: ClassVar[tuple[Metric, ...]] = CLASS_METRICS
     constant: ClassVar[Message] = msg("always the majority class")
     example: ClassVar[Message] = msg("a text to classify")
+    loss_settings: ClassVar[frozenset[str]] = frozenset(LOSS_SETTINGS)
     script: ClassVar[Script | None] = Script(
         imports="from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef",
         head="AutoModelForSequenceClassification",
@@ -182,6 +183,9 @@ def compute_metrics(output):
 
     def encode_labels(self, values: list[Any], labels: Labels) -> list[Any]:
         return [labels.id_of(value) for value in values]
+
+    def class_counts(self, rows: RowFile, labels: Labels) -> Sequence[int]:
+        return np.bincount(self.encode_labels(rows["label"], labels), minlength=len(labels.names)).tolist()
 
     def config_changes(self, labels: Labels) -> dict[str, Any]:
         problem = {"problem_type": "single_label_classification"}

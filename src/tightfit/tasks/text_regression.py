@@ -60,6 +60,7 @@ class TextRegression(TextTask):
     constant: ClassVar[Message] = msg("always the mean")
     example: ClassVar[Message] = msg("a text to score")
     batch_spec: ClassVar[BatchSpec] = text_batch("float32")
+    loss_settings: ClassVar[frozenset[str]] = frozenset()
     script: ClassVar[Script | None] = Script(
         imports="from scipy.stats import pearsonr, spearmanr",
         head="AutoModelForSequenceClassification",

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightfit.activity import ENCODING, SAVING, TRAINING, Activities, Screen, activity
 from tightfit.data.split import save_split
 from tightfit.device import Budget, Device, find_device
+from tightfit.engine.arguments import check_job
 from tightfit.engine.meter import Meter, meter_for
 from tightfit.engine.oom import drop_frames, free_memory, release_memory_on_error
 from tightfit.engine.step import finish_model
@@ -58,10 +59,11 @@ from tightfit.system.files import atomic_dir, remove_stale
 from tightfit.system.gpu_allocator import use_expandable_segments
 from tightfit.system.memory import trim_malloc, tuned_malloc
 from tightfit.system.processes import process_lock
-from tightfit.tasks import check_task, find_task
+from tightfit.tasks import find_task
 from tightfit.tasks.quality import Scoring
 from tightfit.training.checkpoints import as_save_failed, latest_valid_checkpoint
 from tightfit.training.checkpoints import keep_checkpoints as remove_others
+from tightfit.training.early_stopping import EarlyStopping
 from tightfit.training.features import ProgressFn, cache_features
 from tightfit.training.memory_limit import limit_cuda, limit_memory
 from tightfit.training.prediction_check import PredictionCheck
@@ -130,9 +132,9 @@ def run_job(
     with _alone_in_this_process(out):
         folder = out
         job, recipe = job.resolve_paths(), Recipe.parse(specs if planned is None else planned)
-        check_task(job)
+        check_job(job)
         constraints, chosen = Constraints.of(specs, avoid, allow), is_chosen(budget, recipe)
-        interval = SaveInterval.parse(save_every)
+        interval = SaveInterval(job.save_steps, "steps") if job.save_steps else SaveInterval.parse(save_every)
         check_run_folder(folder, resume)
         check_trackers(report_to)
         if keep_checkpoints < 0:
@@ -249,11 +251,15 @@ def _prepare(
     setup = prepare(job, recipe, options.device, selector, meter, selected)
     _final_checks(options, setup)
     if options.resume:
-        resumed = resume_notes(options.checkpoint, setup.steps, setup.parts.learning_rate)
+        resumed = resume_notes(options.checkpoint, setup.steps, setup.job)
         setup = replace(setup, notes=(*setup.notes, *resumed))
     for note in setup.notes:
         options.terminal.log(note)
     return setup
+
+
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "clearml", "swanlab")
+"""Those of transformers that are installed by their own names."""
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -265,11 +271,13 @@ def check_trackers(names: Sequence[str]) -> None:
 
     available = get_available_reporting_integrations()
     for name in names:
+        if name in TRACKERS and name not in available:
+            raise BadInput(msg("--report-to {name} needs the package {name}: pip install {name}.", name=name))
         if name not in available:
-            hint = suggest(name, available)
+            hint = suggest(name, [*available, *(each for each in TRACKERS if each not in available)])
             raise BadInput(
                 msg(
-                    "--report-to {name} cannot be used: {suggestion} Others can be installed.",
+                    "--report-to {name} cannot be used: {suggestion}",
                     name=name,
                     suggestion=hint,
                 )
@@ -400,6 +408,10 @@ def _finish(
     return run
 
 
+def _early_stopping(options: RunOptions, job: Job) -> list[Any]:
+    return [EarlyStopping(job.early_stopping_patience, options.log)] if job.early_stopping_patience else []
+
+
 def _write_start(options: RunOptions, setup: TrainingSetup) -> None:
     """Write the split, the header and, last, the job file, which makes the folder a run."""
     folder = options.folder
@@ -447,6 +459,7 @@ def _trainer(
         report=options.log,
         on_loss=progress.on_loss,
         worst=worst,
+        loss=setup.loss,
         args=training_arguments(job, parts, options.folder, list(options.report_to), options.keep_checkpoints),
         train_dataset=task.model_inputs(setup.train.dataset),
         eval_dataset=validation,
@@ -454,5 +467,5 @@ def _trainer(
         data_collator=task.collator(setup.tokenizer),
         compute_metrics=recorder if task.metrics else None,
         preprocess_logits_for_metrics=task.keep_logits,
-        callbacks=[progress, stop, recorder],
+        callbacks=[progress, stop, recorder, *_early_stopping(options, job)],
     )

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from tightfit.data.language import detect_language
 from tightfit.data.split import Split
 from tightfit.data.tokens import Tokens
 from tightfit.device import Device
+from tightfit.engine.arguments import given_arguments, warmup
 from tightfit.engine.assembly import assemble, parameter_groups
-from tightfit.engine.dataset import read_data
-from tightfit.errors import OutputError, RecipeError, first_line
+from tightfit.engine.class_loss import ClassLoss
+from tightfit.engine.dataset import JobData, read_data
+from tightfit.errors import BadInput, OutputError, RecipeError, first_line
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
@@ -39,6 +41,7 @@ from tightfit.strategies.recipe import Recipe
 from tightfit.system.processes import run_in_fork
 from tightfit.tasks import find_task
 from tightfit.tasks.base import ModelInputs, Task
+from tightfit.tasks.classes import class_weights
 from tightfit.tasks.quality import Scoring
 from tightfit.units import format_bytes, format_count
 
@@ -75,6 +78,8 @@ class TrainingSetup:
     parts: Parts
     estimate: Estimate | None
     """None if memory could not be estimated."""
+    loss: ClassLoss | None = None
+    """None if the head computes it."""
     notes: tuple[Message, ...]
     """What to tell the user before training starts."""
     selection: Selection | None = None
@@ -111,6 +116,7 @@ class TrainingSetup:
             text_columns=self.columns.text,
             label_columns=self.columns.label,
             truncated_rows=self.train.truncated,
+            class_weights=self.loss.weights if self.loss else None,
             language=detect_language(_some_texts(find_task(self.job.task), self.split)),
         )
 
@@ -157,6 +163,7 @@ def prepare(
         split=data.split,
         train=train,
         validation=validation.longest_first(),
+        loss=ClassLoss.of(job, _class_weights(job, data)),
         tokenizer=tokenizer,
         parts=parts,
         estimate=prediction.estimate,
@@ -173,6 +180,14 @@ def prepare(
             *prediction_notes,
             _training_note(parts),
         ),
+    )
+
+
+def _class_weights(job: Job, data: JobData) -> tuple[float, ...] | None:
+    if job.class_weights is None:
+        return None
+    return class_weights(
+        job.class_weights, data.labels, find_task(job.task).class_counts(data.split.train, data.labels)
     )
 
 
@@ -334,36 +349,49 @@ def training_arguments(
     """The job as TrainingArguments; the batch size is the effective one, micro-batches are made in the step."""
     task = find_task(job.task)
     best = task.find_metric(job.metric)
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=parts.batching.batch_size,
-        per_device_eval_batch_size=parts.step_batching.no_grad_rows,
-        num_train_epochs=job.epochs,
-        max_steps=job.max_steps or -1,
-        learning_rate=parts.learning_rate,
-        weight_decay=parts.weight_decay,
-        max_grad_norm=parts.max_grad_norm,
-        bf16=parts.precision is Precision.BF16,
-        fp16=parts.precision is Precision.FP16,
-        use_cpu=parts.device.kind == "cpu",
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=max(1, keep_checkpoints),  # the best and the last are never removed while it trains
-        metric_for_best_model=best.name,
-        greater_is_better=best.greater_is_better,
-        load_best_model_at_end=True,
-        logging_steps=LOGGING_STEPS,
-        logging_first_step=True,
-        logging_nan_inf_filter=False,
-        seed=job.seed,
-        label_names=list(task.label_names),
-        dataloader_pin_memory=parts.device.kind == "cuda",
-        disable_tqdm=True,
-        report_to=report_to or "none",
-    )
+    values: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": parts.batching.batch_size,
+        "per_device_eval_batch_size": parts.step_batching.no_grad_rows,
+        "num_train_epochs": job.epochs,
+        "max_steps": job.max_steps or -1,
+        "learning_rate": parts.learning_rate,
+        "weight_decay": parts.weight_decay,
+        "max_grad_norm": parts.max_grad_norm,
+        "bf16": parts.precision is Precision.BF16,
+        "fp16": parts.precision is Precision.FP16,
+        "use_cpu": parts.device.kind == "cpu",
+        "lr_scheduler_type": job.lr_scheduler_type,
+        "warmup_steps": warmup(job),
+        "label_smoothing_factor": job.label_smoothing_factor,
+        "eval_strategy": "steps" if job.eval_steps else "epoch",
+        "eval_steps": job.eval_steps,
+        "save_strategy": "steps" if job.eval_steps else "epoch",  # the best can be loaded only if each is saved
+        "save_steps": job.eval_steps or 1,
+        "save_total_limit": max(1, keep_checkpoints),  # the best and the last are never removed while it trains
+        "metric_for_best_model": best.name,
+        "greater_is_better": best.greater_is_better,
+        "load_best_model_at_end": True,
+        "logging_steps": LOGGING_STEPS,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "seed": job.seed,
+        "label_names": list(task.label_names),
+        "dataloader_pin_memory": parts.device.kind == "cuda",
+        "disable_tqdm": True,
+        "report_to": report_to or "none",
+    }
+    arguments = _training_arguments({**values, **given_arguments(job.set)})
     assert arguments.device.type == parts.device.kind
     use_one_gpu(arguments)  # with several GPUs transformers would multiply the batch size and replicate the model
     return arguments
+
+
+def _training_arguments(values: dict[str, Any]) -> TrainingArguments:
+    try:
+        return TrainingArguments(**values)
+    except (ValueError, TypeError, ImportError) as error:  # what `--set` gives may not suit this machine or each other
+        raise BadInput(msg("--set cannot be used as given: {reason}.", reason=first_line(error).rstrip("."))) from None
 
 
 def check_disk_space(folder: Path, parts: Parts, checkpoints: int, features: int = 0) -> Message:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tightfit.errors import BadInput, Interrupted
 from tightfit.messages import Message, in_sequence, msg
@@ -60,7 +60,8 @@ class SaveAndStop(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # The last step of an epoch is saved after its evaluation: resuming from an earlier checkpoint would skip it.
-        ends_epoch = state.global_step >= state.max_steps or float(state.epoch or 0).is_integer()
+        ends_epoch = args.eval_strategy == IntervalStrategy.EPOCH and float(state.epoch or 0).is_integer()
+        ends_epoch = ends_epoch or state.global_step >= state.max_steps
         due = self.signal is not None or self.every.is_due(state.global_step, self._last_saved)
         if due and not ends_epoch:
             control.should_save = True

@@ -9,12 +9,12 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from transformers import PrinterCallback
 
 from tightfit.compat import nested_concat
 from tightfit.data.batches import BucketSampler, LengthBuckets
 from tightfit.engine.assembly import build_optimizer
+from tightfit.engine.class_loss import ClassLoss
 from tightfit.engine.meter import Meter
 from tightfit.engine.micro_batch_loss import label_counts, weighted_micro_batches
 from tightfit.engine.step import clip_gradients, evaluate_batch, optimizer_step, train_batch
@@ -44,9 +44,10 @@ class Trainer(CheckpointTrainer):
         report: Log = lambda line: None,
         on_loss: Callable[[float], None] = lambda loss: None,
         worst: WorstBatch | None = None,
+        loss: ClassLoss | None = None,
         **kwargs: Any,
     ) -> None:
-        self.buckets = buckets
+        self.buckets, self.loss = buckets, loss
         super().__init__(model=parts.model, **kwargs)
         if self.args.gradient_accumulation_steps > 1:
             raise BadInput(
@@ -106,14 +107,17 @@ class Trainer(CheckpointTrainer):
     def _run_batch(self, model: torch.nn.Module, inputs: Batch) -> torch.Tensor:
         batch, sort = self._prepare_inputs(inputs), self.parts.step_batching.sorts
         limits = self.recovery.micro_batch_limits
-        weighted = self.recovery.tracking(weighted_micro_batches(self.model, batch, limits, sort=sort))
+        weights = self.loss.weights if self.loss else None
+        weighted = self.recovery.tracking(
+            weighted_micro_batches(self.model, batch, limits, sort=sort, class_weights=weights)
+        )
         loss_fn = self._loss
         if self.loss_is_scaled_for_ga:  # a subclass divides by the number of labels in the whole batch
             weighted = ((1.0, micro_batch) for _, micro_batch in weighted)
             loss_fn = functools.partial(self._loss, labels=self._label_count(batch))
         return train_batch(model, weighted, loss_fn, self.accelerator.backward, self.meter.phase)
 
-    def _loss(self, model: torch.nn.Module, micro_batch: Batch, labels: int | None = None) -> torch.Tensor:
+    def _loss(self, model: torch.nn.Module, micro_batch: Batch, labels: float | None = None) -> torch.Tensor:
         """The loss by `compute_loss`, as a mean over the labels of the micro-batch.
 
         Where it is the user's own, `num_items_in_batch` is the micro-batch's number of labels, so that the loss is a
@@ -126,13 +130,23 @@ class Trainer(CheckpointTrainer):
             loss: torch.Tensor = self.compute_loss(model, micro_batch, num_items_in_batch=items)
         return loss
 
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Batch, return_outputs: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        """The head's loss, or that of the job's own loss settings."""
+        if self.loss is None:
+            return super().compute_loss(model, inputs, return_outputs, *args, **kwargs)
+        loss, outputs = self.loss.with_outputs(model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
     @property
     def _has_own_loss(self) -> bool:
-        overridden = getattr(self.compute_loss, "__func__", None) is not transformers.Trainer.compute_loss
+        overridden = getattr(self.compute_loss, "__func__", None) is not Trainer.compute_loss
         return overridden or self.compute_loss_func is not None
 
-    def _label_count(self, batch: Batch) -> int:
-        return sum(label_counts(self.model, batch))
+    def _label_count(self, batch: Batch) -> float:
+        """The labels of a batch, by the weights of their classes if they have some."""
+        return sum(label_counts(self.model, batch, self.loss.weights if self.loss else None))
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         return clip_gradients(model, self.args.max_grad_norm, self.meter.phase, self.accelerator.clip_grad_norm_)
@@ -218,7 +232,7 @@ class Trainer(CheckpointTrainer):
         return dict(self._prepare_inputs(self.collate_rows(dataset, rows)))
 
 
-def _mean(losses: tuple[Any, ...], counts: list[int]) -> Any:
+def _mean(losses: tuple[Any, ...], counts: list[float]) -> Any:
     """Weighted by their labels; None without labels, and a chunk of ignored labels has no loss that counts."""
     if losses[0] is None or not any(counts):
         return losses[0]

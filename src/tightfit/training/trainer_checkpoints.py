@@ -171,8 +171,8 @@ class CheckpointTrainer(transformers.Trainer):
         free_memory()
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """transformers would take one more step when it resumes from a checkpoint of the last step."""
-        if self.state.global_step >= self.state.max_steps:
+        """transformers would take one more step when it resumes from a checkpoint of the last step it takes."""
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
             self.control.should_training_stop = True
             return
         super()._run_epoch(*args, **kwargs)
