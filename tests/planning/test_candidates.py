@@ -33,7 +33,7 @@ def test_the_offers_make_the_recipes_of_the_golden_sets(
     known: set[str] = set()
     for stage, expected in zip(Stage, golden["stages"], strict=True):
         where = device, golden["batch_size"], 100, golden["layers"]
-        case = Case(*where, stage, constraints.avoided, constraints.pinned)
+        case = Case(*where, stage, avoided=constraints.avoided, pinned=constraints.pinned)
         new = {" ".join(recipe.specs) for recipe in candidates(case, constraints)} - known
         assert (len(new), digest(new)) == (expected["recipes"], expected["digest"]), stage.name
         known |= new

@@ -42,7 +42,7 @@ LAST_RESORTS = (Stage.USUAL, Stage.SMALL, Stage.SMALLEST)
 def recipes_of(*stages: Stage, device: Device = CPU, constraints: Constraints = ANY) -> list[Recipe]:
     """The candidates of these stages for a batch of 16 and six layers."""
     where = device, 16, 24, 6
-    cases = [Case(*where, stage, constraints.avoided, constraints.pinned) for stage in stages]
+    cases = [Case(*where, stage, avoided=constraints.avoided, pinned=constraints.pinned) for stage in stages]
     return [recipe for case in cases for recipe in candidates(case, constraints)]
 
 
