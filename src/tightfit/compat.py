@@ -84,9 +84,10 @@ _ALIASES = {
     "sdpa_mask": "transformers.masking_utils:sdpa_mask",
     "sdpa_attention_forward": "transformers.integrations.sdpa_attention:sdpa_attention_forward",
     "repeat_kv": "transformers.integrations.sdpa_attention:repeat_kv",
-    # transformers: the loss functions by name, the next-token loss, and the classes of causal models
+    # transformers: the loss functions by name, the next-token loss, and the classes of causal and masked models
     "LOSS_MAPPING": "transformers.loss.loss_utils:LOSS_MAPPING",
     "ForCausalLMLoss": "transformers.loss.loss_utils:ForCausalLMLoss",
+    "MODEL_FOR_MASKED_LM_MAPPING_NAMES": "transformers.models.auto.modeling_auto:MODEL_FOR_MASKED_LM_MAPPING_NAMES",
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES": "transformers.models.auto.modeling_auto:MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     # transformers: GPT-2's linear layer, whose weight is transposed
     "Conv1D": "transformers.pytorch_utils:Conv1D",

@@ -200,7 +200,8 @@ def _score(task: Task, class_loss: ClassLoss | None, model: PreTrainedModel, bat
     loss, *logits = _loss_and_logits(class_loss, model, batch)
     labels = sum(label_counts(model, batch, class_loss.weights if class_loss else None))
     truth = _one_or_all([batch[name] for name in task.label_names])
-    kept = _as_arrays(task.keep_logits(_one_or_all(logits), truth)) if task.metrics else None
+    reads = task.metrics and task.reads_logits
+    kept = _as_arrays(task.keep_logits(_one_or_all(logits), truth)) if reads else None
     return _Score(float(loss) * labels if labels else 0.0, labels, kept, _as_arrays(truth))
 
 
@@ -225,11 +226,12 @@ def _metrics(task: Task, scores: list[_Score], inputs: ModelInputs) -> tuple[dic
     from transformers import EvalPrediction
 
     found, quality = {}, None
-    if task.metrics:
+    if task.metrics and task.reads_logits:
         logits = _join([score.logits for score in scores])
         prediction = EvalPrediction(logits, _join([score.truth for score in scores]))
         found, quality = task.score(prediction, inputs), task.assess(prediction, inputs)
     loss = sum(score.loss for score in scores) / sum(score.labels for score in scores)
+    found |= task.metrics_of_loss(loss)
     return {**{f"eval_{name}": value for name, value in found.items()}, LOSS.key: loss}, quality
 
 

@@ -23,6 +23,8 @@ class ColumnNames:
     """Empty for a task that learns from the text alone."""
     max_labels: int = 1
     """The most label columns that a row may have."""
+    whole: tuple[str, ...] = ()
+    """Columns that hold both the text and what is to be predicted."""
 
     @property
     def max_texts(self) -> int:
@@ -37,7 +39,7 @@ class ColumnNames:
     @property
     def usual(self) -> frozenset[str]:
         """All of them."""
-        return frozenset((*(name for group in self.text for name in group), *self.label))
+        return frozenset((*(name for group in self.text for name in group), *self.label, *self.whole))
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ def find_columns(
     """The given columns, or those with the usual names, or the only remaining column."""
     given = given or Columns()
     _check_given(name, columns, names, given)
+    if not given.label and (whole := _whole_column(columns, names, given)):
+        return Columns((whole,))
     need_label = need_label and bool(names.label)
     label = given.label or next(_labels_by_name(columns, names, given.text), ())
     text = given.text or next(_texts_by_name(columns, names, label), ())
@@ -96,6 +100,12 @@ def find_columns(
     if not label and need_label:
         raise DataError(_not_found(name, "label", columns, names.label))
     return Columns(text, label)
+
+
+def _whole_column(columns: Iterable[str], names: ColumnNames, given: Columns) -> str | None:
+    """A column that holds both the text and what is to be predicted, unless another was given."""
+    usual = (column for column in columns if column.strip().lower() in names.whole)
+    return next((column for column in usual if given.text in ((), (column,))), None)
 
 
 def other_candidates(

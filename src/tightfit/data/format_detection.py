@@ -148,6 +148,11 @@ def _plain_texts(sample: Sample) -> Message | None:
     return _quoted(line, row[name])
 
 
+def any_of(*formats: DatasetFormat) -> DatasetFormat:
+    """Data of any of these formats, for a task that reads them all; it is called as the first is."""
+    return DatasetFormat(formats[0].what, _first(*(each.find for each in formats)), formats[0].instead)
+
+
 _NO_TASK = msg(
     "tightfit has no task for this (tightfit tasks lists them); if its rows also have labels to learn, "
     "name a text and a label column with --text and --label."
@@ -161,23 +166,31 @@ SEVERAL_LABELS = DatasetFormat(
         "and train a model for each with --label."
     ),
 )
+_INSTRUCTION_TUNING = msg("train it with --task {task}.", task="instruction-tuning")
+CHATS = DatasetFormat(msg("a chat per row, for a model that generates text"), _cells(_is_chat), _INSTRUCTION_TUNING)
+INSTRUCTIONS = DatasetFormat(
+    msg("instructions and answers, for a model that generates text"),
+    _named(
+        ("instruction", "output"),
+        ("instruction", "response"),
+        ("prompt", "completion"),
+        ("prompt", "response"),
+        ("query", "response"),
+    ),
+    _INSTRUCTION_TUNING,
+)
+PLAIN_TEXTS = DatasetFormat(
+    msg("texts without labels"),
+    _plain_texts,
+    msg(
+        "train a language model with --task language-modeling, or give a file with a text and a label in each row, "
+        "such as a CSV file with the header label,text."
+    ),
+)
 UNSUPPORTED_FORMATS = (
     DatasetFormat(
-        msg("a chat per row, for a model that generates text"),
-        _cells(_is_chat),
-        _NO_TASK,
-    ),
-    DatasetFormat(
-        msg("instructions and answers, for a model that generates text"),
-        _named(
-            ("instruction", "output"),
-            ("instruction", "response"),
-            ("prompt", "completion"),
-            ("prompt", "response"),
-            ("prompt", "chosen"),
-            ("chosen", "rejected"),
-            ("query", "response"),
-        ),
+        msg("prompts with better and worse answers, for a model that generates text"),
+        _named(("prompt", "chosen"), ("chosen", "rejected")),
         _NO_TASK,
     ),
     DatasetFormat(
@@ -211,11 +224,6 @@ UNSUPPORTED_FORMATS = (
         msg("texts with the labels of fastText"),
         _cells(_is_fasttext),
         msg("write the label and the text in two columns, such as a CSV file with the header label,text."),
-    ),
-    DatasetFormat(
-        msg("texts without labels"),
-        _plain_texts,
-        msg("give a file with a text and a label in each row, such as a CSV file with the header label,text."),
     ),
 )
 """Data that no task reads so far."""

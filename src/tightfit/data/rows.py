@@ -52,14 +52,14 @@ LONE_SURROGATES = Flaw(msg("with a lone surrogate (half a character), replaced b
 VERY_LONG = Flaw(msg("longer than {limit:,} characters, truncated", limit=LONGEST_TEXT))
 
 
-def clean(value: Any) -> tuple[str, Flaws]:
-    """A cell as text that can be stored and tokenized, and what was wrong with it."""
+def clean(value: Any, *, limit: int | None = LONGEST_TEXT) -> tuple[str, Flaws]:
+    """A cell as text that can be stored and tokenized, and what was wrong with it; `limit` in characters."""
     if isinstance(value, (list, tuple, dict, bytes)):
         return "", (NOT_TEXT,)
     text = "" if value is None or value != value else str(value).strip()  # NaN != NaN
     flaws: Flaws = ()
-    if len(text) > LONGEST_TEXT:
-        text, flaws = text[:LONGEST_TEXT], (VERY_LONG,)
+    if limit is not None and len(text) > limit:
+        text, flaws = text[:limit], (VERY_LONG,)
     if not text.isprintable():
         text, found = _printable(text)
         flaws = (*found, *flaws)
@@ -163,10 +163,10 @@ def read_sources(
     """Read what `open_data` found, in the given columns or those that can be found."""
     train, validation = sources
     columns = columns_of(train, reader.column_names, given or Columns(), need_label=need_label)
-    rows = read_rows(train, reader, columns)
+    rows = read_rows(train, reader, columns, kept=not need_label)
     others = other_candidates(train.name, train.columns(), reader.column_names, given or Columns(), columns)
     rows = replace(rows, notes=(*others, *rows.notes))
-    return rows, read_rows(validation, reader, columns) if validation else None
+    return rows, read_rows(validation, reader, columns, kept=not need_label) if validation else None
 
 
 def columns_of(source: Source, names: ColumnNames, given: Columns, *, need_label: bool = True) -> Columns:
@@ -178,17 +178,16 @@ def columns_of(source: Source, names: ColumnNames, given: Columns, *, need_label
     return find_columns(source.name, columns, names, given, need_label=need_label)
 
 
-def read_rows(source: Source, reader: RowReader, columns: Columns) -> Rows:
-    """Read a source into a row file, without the rows that cannot be used."""
+def read_rows(source: Source, reader: RowReader, columns: Columns, *, kept: bool = False) -> Rows:
+    """Read a source into a row file, without those that cannot be used; they are `kept` in a file with predictions."""
     _check_columns(source, columns)
     found = _FoundFlaws()
     rows = _usable_rows(source, reader, columns, found)
     first = next(rows, None)
     if first is None:
-        problem = _nothing_usable(reader, columns, found)
-        raise DataError(msg("{name}: {problem}", name=source.name, problem=problem))
+        raise DataError(_nothing_usable(source.name, reader, columns, found))
     dataset = store_rows(itertools.chain([first], rows), {name: type(value) for name, value in first.items()})
-    return Rows(source, dataset, columns, (*source.notes, *found.notes(source.name, kept=not columns.label)))
+    return Rows(source, dataset, columns, (*source.notes, *found.notes(source.name, kept=kept)))
 
 
 def _check_columns(source: Source, columns: Columns) -> None:
@@ -229,12 +228,16 @@ class _FoundFlaws:
         return tuple(flaw_note(name, (kept and flaw.kept) or flaw.message, lines) for flaw, lines in found)
 
 
-def _nothing_usable(reader: RowReader, columns: Columns, found: _FoundFlaws) -> Message:
-    if found.rows_without_text == found.rows or not columns.label:
+def _nothing_usable(name: str, reader: RowReader, columns: Columns, found: _FoundFlaws) -> Message:
+    if found.rows_without_text == found.rows:
         column = columns.text[0]
-        return msg("the column '{column}' is empty in every row: choose another with --text.", column=column)
-    return msg(
-        "the column '{column}' {problem}: choose another with --label.",
-        column=columns.label[0],
-        problem=reader.no_label,
-    )
+        problem = msg("the column '{column}' is empty in every row: choose another with --text.", column=column)
+    elif not columns.label:
+        return msg("{problem}: no row is left.", problem=found.notes(name, kept=False)[0])
+    else:
+        problem = msg(
+            "the column '{column}' {problem}: choose another with --label.",
+            column=columns.label[0],
+            problem=reader.no_label,
+        )
+    return msg("{name}: {problem}", name=name, problem=problem)

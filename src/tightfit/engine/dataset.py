@@ -47,6 +47,7 @@ def read_data(job: Job) -> JobData:
         validation, _ = load_rows(job.validation, task, rows.columns)
     labels, label_notes = task.find_labels(rows, will_be_split=validation is None)
     labels, positive_notes = task.choose_positive(labels, job.positive)
+    rows = _known_rows(task, rows, labels)
     if validation is not None:
         validation = _known_rows(task, validation, labels)
     split = split_rows(rows, validation, job.seed, task.strata(rows.dataset))

@@ -10,10 +10,18 @@ from tightfit.errors import BadInput, DataError, suggest
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.tasks.base import Task
+from tightfit.tasks.instruction_tuning import InstructionTuning
+from tightfit.tasks.language_modeling import LanguageModeling, MaskedLanguageModeling
 from tightfit.tasks.text_classification import TextClassification
 from tightfit.tasks.text_regression import TextRegression
 
-_ALL: tuple[type[Task], ...] = (TextClassification, TextRegression)
+_ALL: tuple[type[Task], ...] = (
+    TextClassification,
+    TextRegression,
+    InstructionTuning,
+    LanguageModeling,
+    MaskedLanguageModeling,
+)
 
 TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 
@@ -27,13 +35,17 @@ def find_task(name: str) -> Task:
 
 def with_task(job: Job) -> Job:
     """The job with the task that its data is plainly for, unless it names its task or its columns."""
+    name = find_task(_task_of_data(job)).for_model(job.model)
+    return job if name == job.task else job.model_copy(update={"task": name})
+
+
+def _task_of_data(job: Job) -> str:
     formats = {n: t.data_format for n, t in TASKS.items() if t.data_format and t.has_metric(job.metric)}
     if not formats or "task" in job.model_fields_set or (job.text and job.label):
-        return job
+        return job.task
     source, _ = open_data(job.data, find_task(job.task), Columns.of(job.text, job.label))
     sample = Sample(source.sample())
-    found = next((name for name, each in formats.items() if sample.rows and each.find(sample)), None)
-    return job if found is None else job.model_copy(update={"task": found})
+    return next((name for name, each in formats.items() if sample.rows and each.find(sample)), job.task)
 
 
 def check_task(job: Job) -> Task:
@@ -66,6 +78,5 @@ def check_format(task: Task, source: Source, given: Columns) -> None:
 
 def _other_formats(task: Task) -> list[tuple[DatasetFormat, Message]]:
     """The formats of other tasks, then of data that no task reads, and what to do with each."""
-    others = [(other.name, other.data_format) for other in TASKS.values() if other is not task and other.data_format]
-    found = [(each, msg("train it with --task {task}.", task=name)) for name, each in others]
-    return [*found, *((each, each.instead) for each in UNSUPPORTED_FORMATS)]
+    others = [other.data_format for other in TASKS.values() if other is not task and other.data_format]
+    return [(each, each.instead) for each in (*others, *UNSUPPORTED_FORMATS)]

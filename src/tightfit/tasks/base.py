@@ -120,6 +120,8 @@ class Task(ABC):
     """What `encode` returns besides what the model takes: `decode` and the metrics read it in `ModelInputs.tokens`."""
     peft_type: ClassVar[str | None] = None
     """peft's name for it."""
+    reads_logits: ClassVar[bool] = True
+    """Whether its metrics are computed from the model's outputs; if not, they follow from the loss alone."""
     predicts_words: ClassVar[bool] = False
     """Whether its models predict tokens among all words they know."""
     loss_settings: ClassVar[frozenset[str]] = frozenset({"label_smoothing_factor"})
@@ -217,6 +219,10 @@ class Task(ABC):
     def compute_metrics(self, prediction: EvalPrediction, inputs: ModelInputs) -> dict[str, float]:
         """The metrics by name, of the first of `inputs.tokens`: of all, unless only memory is measured."""
 
+    def metrics_of_loss(self, loss: float) -> dict[str, float]:
+        """The metrics by name that follow from the loss."""
+        return {}
+
     def constant_outputs(self, prediction: EvalPrediction, inputs: ModelInputs) -> EvalPrediction | None:
         """The outputs of a model that gives the same answer to all rows, the best one; None if there is none."""
         return None
@@ -289,6 +295,10 @@ class Task(ABC):
         """The function that makes a batch of tokenized rows."""
 
     # Model
+
+    def for_model(self, name: str) -> str:
+        """The name of the task that this one is for this model, where models of two kinds read the same data."""
+        return self.name
 
     @abstractmethod
     def head(self) -> Any:

@@ -465,7 +465,8 @@ def _trainer(
         eval_dataset=validation,
         processing_class=setup.tokenizer,
         data_collator=task.collator(setup.tokenizer),
-        compute_metrics=recorder if task.metrics else None,
+        compute_metrics=recorder if task.metrics and task.reads_logits else None,
+        metrics_of_loss=task.metrics_of_loss,
         preprocess_logits_for_metrics=task.keep_logits,
         callbacks=[progress, stop, recorder, *_early_stopping(options, job)],
     )

@@ -45,6 +45,7 @@ class Trainer(CheckpointTrainer):
         on_loss: Callable[[float], None] = lambda loss: None,
         worst: WorstBatch | None = None,
         loss: ClassLoss | None = None,
+        metrics_of_loss: Callable[[float], dict[str, float]] = lambda loss: {},
         **kwargs: Any,
     ) -> None:
         self.buckets, self.loss = buckets, loss
@@ -57,6 +58,7 @@ class Trainer(CheckpointTrainer):
                 )
             )
         self.parts, self.meter, self.report, self.on_loss = parts, meter, report, on_loss
+        self.metrics_of_loss = metrics_of_loss
         self.recovery = Recovery(parts, report)
         self.worst = worst
         """The batches to try before the first step; None for no pre-flight."""
@@ -200,6 +202,15 @@ class Trainer(CheckpointTrainer):
         if (loss := metrics.get(f"{metric_key_prefix}_loss")) is not None:  # there is none without labels
             check_finite(msg("validation loss"), loss, self.args, self.state)
         return metrics
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """The metrics of an evaluation, also those that follow from its loss."""
+        output = super().evaluation_loop(*args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        if (loss := output.metrics.get(f"{prefix}_loss")) is not None:
+            found = self.metrics_of_loss(float(loss))
+            output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
+        return output
 
     def prediction_step(
         self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
