@@ -35,7 +35,7 @@ from tightfit.runs.folder import resume_command
 from tightfit.runs.quality_notes import with_notes
 from tightfit.runs.record import Run, load_run
 from tightfit.system.files import atomic_file
-from tightfit.tasks import find_task
+from tightfit.tasks import find_task, task_of
 from tightfit.tasks.base import ModelInputs, Prediction, Task
 from tightfit.tasks.quality import LOSS, Quality, Scoring
 from tightfit.training.memory_limit import limit_memory
@@ -102,7 +102,7 @@ def predict(
 
 def _predict_rows(run: Run, rows: RowFile, device: str | None, on_rows: RowsDone) -> tuple[list[int], list[Prediction]]:
     """The numbers of the rows until Ctrl-C, in order, and their predictions."""
-    where, task = find_device(device), find_task(run.job.task)
+    where, task = find_device(device), task_of(run.job)
     model, tokenizer = _load(run, where)
     tokens = task.tokenize(rows, tokenizer, run.max_length, None)
     with limit_memory(where, _silent):
@@ -151,7 +151,7 @@ def evaluate(
     Ctrl-C raises Interrupted; its `result` is the evaluation on the rows until then.
     """
     run = load_run(folder)
-    where, task, labels = find_device(device), find_task(run.job.task), run.data.classes
+    where, task, labels = find_device(device), task_of(run.job), run.data.classes
     rows, held_out, notes = _rows_to_evaluate(run, data, Columns.of(text, label))
     known, unknown_notes = task.known_rows(rows.name, held_out, labels)
     if not len(known):

@@ -34,6 +34,8 @@ class Job(BaseModel):
     """The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted."""
     label: str | None = None
     """The label column. Detected from the column names if omitted."""
+    source_prefix: str | None = None
+    """What is written before each text, such as "translate English to German: " for T5 (text-to-text)."""
     positive: str | None = None
     """The positive label, for F1. If omitted, it is detected (1, yes, positive, spam, …); if none is, macro F1."""
     metric: str | None = None

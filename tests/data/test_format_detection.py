@@ -39,8 +39,16 @@ FILES: dict[str, tuple[str, str, str]] = {
     ),
     "spans": ("a.jsonl", lines({"text": "New York", "label": [[0, 8, "LOC"]]}), r"line 1: \[\[0, 8, 'LOC'\]\]"),
     "entities": ("a.jsonl", lines({"text": "NY", "entities": [{"start": 0, "end": 2}]}), "tags within a text"),
-    "messages": ("a.jsonl", lines({"messages": [{"role": "user", "content": "hi"}]}), "a chat per row"),
-    "conversations": ("a.json", json.dumps([{"conversations": [{"from": "human", "value": "hi"}]}]), "a chat per row"),
+    "messages": (
+        "a.jsonl",
+        lines({"messages": [{"role": "user", "content": "hi"}]}),
+        "chats, or instructions and answers",
+    ),
+    "conversations": (
+        "a.json",
+        json.dumps([{"conversations": [{"from": "human", "value": "hi"}]}]),
+        "chats, or instructions and answers",
+    ),
     "instruction": (
         "a.json",
         json.dumps([{"instruction": "a", "input": "", "output": "b"}]),
@@ -50,7 +58,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "preferences": ("a.jsonl", lines({"prompt": "a", "chosen": "b", "rejected": "c"}), "columns prompt, chosen"),
     "questions": ("a.jsonl", lines({"question": "a", "context": "b", "answers": {"text": ["b"]}}), r"\(SQuAD\)"),
     "squad": ("a.json", json.dumps({"version": "2", "data": [{"title": "a", "paragraphs": [{}]}]}), r"\(SQuAD\)"),
-    "translations": ("a.jsonl", lines({"translation": {"en": "hi", "zh": "嗨"}}), "translations or summaries"),
+    "translations": ("a.jsonl", lines({"translation": {"en": "hi", "zh": "嗨"}}), "translations in one column"),
     "summaries": ("a.csv", "document,summary\nlong,short\nlonger,shorter\n", "columns document, summary"),
     "lists of labels": (
         "a.jsonl",

@@ -23,6 +23,8 @@ class ColumnNames:
     """Empty for a task that learns from the text alone."""
     max_labels: int = 1
     """The most label columns that a row may have."""
+    first_two_unnamed: bool = False
+    """Whether the first two columns of a file without a header line are the text and what is to be predicted."""
     whole: tuple[str, ...] = ()
     """Columns that hold both the text and what is to be predicted."""
 

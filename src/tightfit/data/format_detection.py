@@ -141,16 +141,11 @@ def _is_fasttext(cell: Any) -> bool:
 
 
 def _plain_texts(sample: Sample) -> Message | None:
-    """A single column of texts: there is nothing to learn to predict."""
+    """A single column of texts in no other format: there is nothing to learn to predict."""
     (name, *more), (line, row) = list(sample.columns.values()), sample.rows[0]
-    if more or not isinstance(row.get(name), str):
+    if more or not isinstance(row.get(name), str) or any(each.find(sample) for each in UNSUPPORTED_FORMATS):
         return None
     return _quoted(line, row[name])
-
-
-def any_of(*formats: DatasetFormat) -> DatasetFormat:
-    """Data of any of these formats, for a task that reads them all; it is called as the first is."""
-    return DatasetFormat(formats[0].what, _first(*(each.find for each in formats)), formats[0].instead)
 
 
 _NO_TASK = msg(
@@ -166,19 +161,28 @@ SEVERAL_LABELS = DatasetFormat(
         "and train a model for each with --label."
     ),
 )
-_INSTRUCTION_TUNING = msg("train it with --task {task}.", task="instruction-tuning")
-CHATS = DatasetFormat(msg("a chat per row, for a model that generates text"), _cells(_is_chat), _INSTRUCTION_TUNING)
 INSTRUCTIONS = DatasetFormat(
-    msg("instructions and answers, for a model that generates text"),
-    _named(
-        ("instruction", "output"),
-        ("instruction", "response"),
-        ("prompt", "completion"),
-        ("prompt", "response"),
-        ("query", "response"),
+    msg("chats, or instructions and answers, for a model that generates text"),
+    _first(
+        _cells(_is_chat),
+        _named(
+            ("instruction", "output"),
+            ("instruction", "response"),
+            ("prompt", "completion"),
+            ("prompt", "response"),
+            ("query", "response"),
+        ),
     ),
-    _INSTRUCTION_TUNING,
+    msg("train it with --task {task}.", task="instruction-tuning"),
 )
+TEXT_PAIRS = DatasetFormat(
+    msg("texts and other texts to write from them, such as translations or summaries"),
+    _named(
+        ("document", "summary"), ("article", "highlights"), ("dialogue", "summary"), ("text", "summary"),
+        ("source", "target"),
+    ),
+    msg("train it with --task {task}.", task="text-to-text"),
+)  # fmt: skip
 PLAIN_TEXTS = DatasetFormat(
     msg("texts without labels"),
     _plain_texts,
@@ -199,12 +203,9 @@ UNSUPPORTED_FORMATS = (
         _NO_TASK,
     ),
     DatasetFormat(
-        msg("texts and other texts to write from them, such as translations or summaries"),
-        _first(
-            _cells(_is_translation, ("translation",)),
-            _named(("document", "summary"), ("article", "highlights"), ("dialogue", "summary"), ("text", "summary")),
-        ),
-        _NO_TASK,
+        msg("translations in one column"),
+        _cells(_is_translation, ("translation",)),
+        msg("write the two texts in columns of their own, and train it with --task {task}.", task="text-to-text"),
     ),
     DatasetFormat(
         msg("named entities, a token and its tag per line (CoNLL)"),

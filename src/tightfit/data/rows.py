@@ -173,7 +173,9 @@ def columns_of(source: Source, names: ColumnNames, given: Columns, *, need_label
     """The columns of a source that a task reads: by name, or by their content if there is no header line."""
     columns = source.columns()
     given = given.by_position(columns)
-    if source.numbered and len(columns) > 1 and not given.all:
+    if source.numbered and len(columns) > 1 and not given.all and names.first_two_unnamed:
+        given = Columns((columns[0],), (columns[1],) if need_label else ())
+    elif source.numbered and len(columns) > 1 and not given.all:
         given = columns_by_content(source.name, source.sample(), need_label=need_label and bool(names.label))
     return find_columns(source.name, columns, names, given, need_label=need_label)
 

@@ -22,7 +22,7 @@ from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.models import load_tokenizer
 from tightfit.system.processes import Prefetch, usable_cpus
-from tightfit.tasks import check_format, check_task, find_task
+from tightfit.tasks import check_format, check_task, task_of
 from tightfit.tasks.base import Task
 
 
@@ -88,16 +88,19 @@ class DataStats:
     labels: Labels
     train_lengths: list[int]
     validation_lengths: list[int]
+    targets: int = 0
+    """The most tokens of what is to be written for a row, where that is another axis."""
 
 
 def read_stats(job: Job) -> DataStats:
     """Read the rows and count their tokens."""
-    task, data, tokenizer = find_task(job.task), read_data(job), load_tokenizer(job.model)
+    task, data, tokenizer = task_of(job), read_data(job), load_tokenizer(job.model)
     train, validation = (
         task.token_lengths(rows, tokenizer, job.max_length, data.labels)
         for rows in (data.split.train, data.split.validation)
     )
-    return DataStats(data.labels, train, validation)
+    targets = task.longest_target(data.split.train, tokenizer, job.max_length)
+    return DataStats(data.labels, train, validation, targets)
 
 
 # Prefetch

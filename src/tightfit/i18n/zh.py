@@ -420,10 +420,12 @@ TEXTS = {
     "column '{name}', {cell}": "“{name}”列，{cell}",
     "columns {columns}": "列 {columns}",
     "columns {columns} of 0 and 1": "{columns} 列都是 0 和 1",
-    "a chat per row, for a model that generates text": "每行一段对话，用于训练生成文本的模型",
-    "instructions and answers, for a model that generates text": "指令和回答，用于训练生成文本的模型",
+    "chats, or instructions and answers, for a model that generates text": "对话，或指令和回答，用于训练生成文本的模型",
     "prompts with better and worse answers, for a model that generates text": "带较好和较差回答的提示，用于训练生成文本的模型",
     "questions with their answers in a context (SQuAD)": "带上下文的问答数据（SQuAD）",
+    "translations in one column": "一列中的翻译数据",
+    "write the two texts in columns of their own, and train it with --task {task}.": "请把两段文本分别写成一列，并加上 --task {task} 训练。",
+    "{task} has no --source-prefix: leave it out.": "{task} 没有 --source-prefix：请去掉它。",
     "texts and other texts to write from them, such as translations or summaries": "由一段文本生成另一段文本的数据，例如翻译或摘要",
     "named entities, a token and its tag per line (CoNLL)": "命名实体标注，每行一个 token 和它的标签（CoNLL）",
     "named entities or other tags within a text": "文本内部的命名实体或其他标注",
@@ -960,6 +962,9 @@ TEXTS = {
         "训练任务。数据明显属于某个任务时自动识别，否则为 text-classification。"
     ),
     "The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted.": "文本列；文本对写两列：premise,hypothesis。不指定时按列名识别。",
+    'What is written before each text, such as "translate English to German: " for T5 (text-to-text).': (
+        "写在每段文本之前的内容，例如 T5 的 “translate English to German: ”（text-to-text）。"
+    ),
     "The label column. Detected from the column names if omitted.": "标签列。不指定时按列名识别。",
     "Examples per optimizer step: the effective batch size, whatever the memory budget.": "每次参数更新的样本数，即等效批大小，与预算无关。",
     "Texts are truncated to this many tokens.": "文本的最大 token 数，超出部分会被截断。",

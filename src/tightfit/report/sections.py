@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -543,12 +542,7 @@ def example_texts(task: str, data: DataSummary | None, text: Render) -> list[str
 
 def pipeline_code(task: str, folder: str, texts: Sequence[str], max_length: int) -> str:
     """Python code that predicts for these texts with transformers alone."""
-    known = find_task(task)
-    return (
-        "from transformers import pipeline\n\n"
-        f"pipe = pipeline({json.dumps(known.pipeline)}, {json.dumps(folder, ensure_ascii=False)})\n"
-        f"print({known.pipeline_call(texts, max_length)})"
-    )
+    return find_task(task).usage(folder, texts, max_length)
 
 
 def _number(value: float | None, form: str) -> str:

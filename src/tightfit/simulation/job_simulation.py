@@ -70,10 +70,18 @@ class SimulationSetup:
 
     @classmethod
     def of(
-        cls, job: Job, device: Device, labels: Labels, tokenizer: PreTrainedTokenizerBase, *, probe: bool = False
+        cls,
+        job: Job,
+        device: Device,
+        labels: Labels,
+        tokenizer: PreTrainedTokenizerBase,
+        targets: int = 0,
+        *,
+        probe: bool = False,
     ) -> SimulationSetup:
-        """The setup of a job."""
-        batch, weights = find_task(job.task).batch_spec, [1.0] * len(labels.names) if job.class_weights else None
+        """The setup of a job; `targets` is the most tokens that are to be written, where they are another axis."""
+        batch = replace(find_task(job.task).batch_spec, targets=targets)
+        weights = [1.0] * len(labels.names) if job.class_weights else None
         loss = ClassLoss.of(job, weights) or model_loss
         return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, batch, probe, job, loss)
 
@@ -400,7 +408,8 @@ def _simulation(job: Job, device: Device, probe: bool, modified: tuple[int, ...]
     stats, tokenizer = prefetched_stats(job), load_tokenizer(job.model)
     fitting = job.clip_batch_size(len(stats.train_lengths))
     lengths = Lengths.of(fitting, stats.train_lengths, stats.validation_lengths)
-    return Simulation(SimulationSetup.of(fitting, device, stats.labels, tokenizer, probe=probe), lengths)
+    setup = SimulationSetup.of(fitting, device, stats.labels, tokenizer, stats.targets, probe=probe)
+    return Simulation(setup, lengths)
 
 
 def modified_times(job: Job) -> tuple[int, ...]:

@@ -14,10 +14,12 @@ from tightfit.tasks.instruction_tuning import InstructionTuning
 from tightfit.tasks.language_modeling import LanguageModeling, MaskedLanguageModeling
 from tightfit.tasks.text_classification import TextClassification
 from tightfit.tasks.text_regression import TextRegression
+from tightfit.tasks.text_to_text import TextToText
 
 _ALL: tuple[type[Task], ...] = (
     TextClassification,
     TextRegression,
+    TextToText,
     InstructionTuning,
     LanguageModeling,
     MaskedLanguageModeling,
@@ -48,9 +50,14 @@ def _task_of_data(job: Job) -> str:
     return next((name for name, each in formats.items() if sample.rows and each.find(sample)), job.task)
 
 
+def task_of(job: Job) -> Task:
+    """The task of a job, with the job's settings for it."""
+    return find_task(job.task).for_job(job)
+
+
 def check_task(job: Job) -> Task:
     """The task of a job; BadInput if it does not have the metric or the labels that the job names."""
-    task = find_task(job.task)
+    task = task_of(job)
     task.find_metric(job.metric)
     task.check_positive(job.positive)
     return task

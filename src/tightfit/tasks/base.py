@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
     from tightfit.data.batches import Batch
+    from tightfit.job import Job
 
     Collator = Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 
@@ -144,6 +145,12 @@ class Task(ABC):
     @abstractmethod
     def learned(self, labels: Sequence[str]) -> Message:
         """What the model learned, in reports."""
+
+    def for_job(self, job: Job) -> Task:
+        """The task with the settings of a job that only it has; raises BadInput if the job has one that it has not."""
+        if job.source_prefix is not None:
+            raise BadInput(msg("{task} has no --source-prefix: leave it out.", task=self.name))
+        return self
 
     # Metrics
 
@@ -286,6 +293,10 @@ class Task(ABC):
         """The lengths of all rows, without storing the tokens."""
         return [n for batch in rows.batches() for n in self.lengths(batch, tokenizer, max_length, labels)]
 
+    def longest_target(self, rows: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
+        """The most tokens of what is to be written for a row; 0 where that is not an axis of its own."""
+        return 0
+
     def model_inputs(self, tokens: RowFile) -> RowFile:
         """The columns of tokenized rows that a batch is made of."""
         return tokens.drop(ROW, *self.extra_columns)
@@ -321,6 +332,14 @@ class Task(ABC):
     @abstractmethod
     def decode(self, outputs: Sequence[Any], inputs: ModelInputs) -> Sequence[Prediction]:
         """A prediction for each row that has tokens, in the order of the rows, from what the model said of them."""
+
+    def usage(self, folder: str, texts: Sequence[str], max_length: int) -> str:
+        """Python code that predicts for these texts with transformers alone."""
+        return (
+            "from transformers import pipeline\n\n"
+            f"pipe = pipeline({json.dumps(self.pipeline)}, {json.dumps(folder, ensure_ascii=False)})\n"
+            f"print({self.pipeline_call(texts, max_length)})"
+        )
 
     def pipeline_call(self, texts: Sequence[str], max_length: int) -> str:
         """Python code that calls the pipeline `pipe` with these texts, which are truncated as in training."""

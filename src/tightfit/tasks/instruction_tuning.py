@@ -6,13 +6,14 @@ assistant's answers alone, with the token that ends each: the model is to learn 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from tightfit.data.columns import ColumnNames, Columns
-from tightfit.data.format_detection import CHATS, INSTRUCTIONS, DatasetFormat, any_of
+from tightfit.data.format_detection import INSTRUCTIONS, DatasetFormat
 from tightfit.data.labels import Labels
 from tightfit.data.micro_batches import IGNORED
 from tightfit.data.row_file import RowFile, store_rows
@@ -20,7 +21,7 @@ from tightfit.data.rows import NO_TEXT, Flaw, Flaws, clean, flaw_note
 from tightfit.data.tokens import RowBatch
 from tightfit.errors import DataError, ModelError, first_line
 from tightfit.messages import Message, msg
-from tightfit.tasks.text_generation import GENERATION_ZH, GenerationTask
+from tightfit.tasks.text_generation import GENERATION_ZH, NEW_TOKENS, GenerationTask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +48,7 @@ class InstructionTuning(GenerationTask):
     summary: ClassVar[Message] = msg("answer instructions, learned from chats or from instructions with answers")
     column_names: ClassVar[ColumnNames] = ColumnNames(_INSTRUCTIONS, _ANSWERS, whole=_CHATS)
     no_label: ClassVar[Message] = msg("has no answers")
-    data_format: ClassVar[DatasetFormat | None] = any_of(CHATS, INSTRUCTIONS)
+    data_format: ClassVar[DatasetFormat | None] = INSTRUCTIONS
     example: ClassVar[Message] = msg("an instruction")
 
     def learned(self, labels: Sequence[str]) -> Message:
@@ -81,6 +82,11 @@ class InstructionTuning(GenerationTask):
         return store_rows(
             ({"messages": _read_instruction([*text, None])[0]["messages"]} for text in texts), {"messages": tuple}
         )
+
+    def pipeline_call(self, texts: Sequence[str], max_length: int) -> str:
+        """As a chat, which the pipeline writes with the template of the tokenizer."""
+        chat = json.dumps([{"role": "user", "content": "\n\n".join(texts)}], ensure_ascii=False)
+        return f"pipe({chat}, max_new_tokens={NEW_TOKENS})"
 
     # Tokens
 

@@ -39,7 +39,7 @@ from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies.parts import Parts, Precision
 from tightfit.strategies.recipe import Recipe
 from tightfit.system.processes import run_in_fork
-from tightfit.tasks import find_task
+from tightfit.tasks import find_task, task_of
 from tightfit.tasks.base import ModelInputs, Task
 from tightfit.tasks.classes import class_weights
 from tightfit.tasks.quality import Scoring
@@ -138,14 +138,15 @@ def prepare(
     The meter excludes the memory that the estimate needs for a short time: small training steps that load library
     code, and the micro-benchmarks of this machine.
     """
-    task = find_task(job.task)
+    task = task_of(job)
     with activity(READING):
         data, tokenizer = read_data(job), load_tokenizer(job.model)
         train = task.tokenize(data.split.train, tokenizer, job.max_length, data.labels)
         validation = task.tokenize(data.split.validation, tokenizer, job.max_length, data.labels)
     clipped = job.clip_batch_size(len(train))
     lengths = Lengths.of(clipped, train.lengths, validation.lengths)
-    simulation = Simulation(SimulationSetup.of(clipped, device, data.labels, tokenizer), lengths)
+    targets = task.longest_target(data.split.train, tokenizer, job.max_length)
+    simulation = Simulation(SimulationSetup.of(clipped, device, data.labels, tokenizer, targets), lengths)
     with meter.excluded() if meter is not None else contextlib.nullcontext():
         selection, prediction, prediction_notes = _select(recipe, selector, selected, simulation)
         recipe = selection.recipe if selection is not None else recipe
