@@ -29,14 +29,14 @@ from tightfit.system.processes import usable_cpus
 
 CPU = find_device("cpu")
 LENGTHS = Lengths.uniform(8, 24)
-WORDS = BatchSpec.of(make_batch(3, "masked", 8), make_batch(2, "masked", 9))
+WORDS = BatchSpec.of(make_batch(3, "causal", 8), make_batch(2, "causal", 9))
 
 
 def simulation(folder: Path, device: Device = CPU, recipe: str = "") -> Simulation:
     small_config("Bert", 6).save_pretrained(folder)
     setup = SimulationSetup.of(job_of(folder), device, LABELS, TOKENIZER)
-    if "chunked-loss" in recipe:
-        setup = replace(setup, model=GivenModel(build("Bert", "masked")), batch=WORDS)
+    if "chunked-loss" in recipe or "packing" in recipe:
+        setup = replace(setup, model=GivenModel(build("Llama", "causal")), batch=WORDS)
     return Simulation(setup, LENGTHS, overhead=0)
 
 

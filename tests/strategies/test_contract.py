@@ -82,7 +82,7 @@ def next_batch(parts: Parts, step: int) -> dict[str, torch.Tensor]:
 
 def losses_of(*specs: str) -> list[float]:
     """The losses of some steps as the trainer runs them."""
-    parts = parts_of(*specs, model=build("Bert", head_for(*specs)))
+    parts = parts_of(*specs, model=build(*model_for(*specs)))
     optimizer, losses = build_optimizer(parts), []
     for step in range(STEPS):
         losses.append(loss_of(parts, next_batch(parts, step), lambda name: nullcontext()))
@@ -98,9 +98,9 @@ def loss_of(parts: Parts, batch: dict[str, torch.Tensor], phase: Callable[[str],
         return float(train_batch(parts.model, weighted, model_loss, torch.Tensor.backward, phase))
 
 
-def run(*specs: str, head: str | None = None, **model: float) -> Outcome:
+def run(*specs: str, kind: tuple[str, str] | None = None, **model: float) -> Outcome:
     """The same, with the bytes of each kind of memory."""
-    parts = parts_of(*specs, model=build("Bert", head or head_for(*specs), **model))
+    parts = parts_of(*specs, model=build(*(kind or model_for(*specs)), **model))
     optimizer, losses, activations, inputs = build_optimizer(parts), [], 0, 0
     for step in range(STEPS):
         batch = next_batch(parts, step)
@@ -127,14 +127,18 @@ def run(*specs: str, head: str | None = None, **model: float) -> Outcome:
     )
 
 
-def head_for(*specs: str) -> str:
-    """The head to train: only some strategies need one that predicts words."""
-    return "masked" if any(spec.startswith("chunked-loss") for spec in specs) else "sequence"
+ENCODER, MASKED, CAUSAL = ("Bert", "sequence"), ("Bert", "masked"), ("Llama", "causal")
+MODELS = {"packing": CAUSAL, "chunked-loss": MASKED}  # for strategies that are not for classification
+
+
+def model_for(*specs: str) -> tuple[str, str]:
+    """Architecture and head of the model to train."""
+    return next((model for name, model in MODELS.items() if any(s.startswith(name) for s in specs)), ENCODER)
 
 
 @pytest.fixture(scope="module")
-def baselines() -> dict[str, Outcome]:
-    return {head: run(head=head) for head in ("sequence", "masked")}
+def baselines() -> dict[tuple[str, str], Outcome]:
+    return {kind: run(kind=kind) for kind in (ENCODER, MASKED, CAUSAL)}
 
 
 @pytest.fixture(autouse=True)
@@ -154,8 +158,8 @@ def test_every_strategy_is_in_the_list_under_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_effect_on_the_result_is_as_declared(name: str, baselines: dict[str, Outcome]) -> None:
-    baseline = baselines[head_for(EXAMPLES[name])]
+def test_the_effect_on_the_result_is_as_declared(name: str, baselines: dict[tuple[str, str], Outcome]) -> None:
+    baseline = baselines[model_for(EXAMPLES[name])]
     losses = run(EXAMPLES[name]).losses
     result = strategy_of(name).result
     if result is Result.SAME:
@@ -170,15 +174,15 @@ def test_the_effect_on_the_result_is_as_declared(name: str, baselines: dict[str,
 
 
 @pytest.fixture(scope="module")
-def baselines_with_dropout() -> dict[str, Outcome]:
-    return {head: run(head=head, **DROPOUT) for head in ("sequence", "masked")}
+def baselines_with_dropout() -> dict[tuple[str, str], Outcome]:
+    return {kind: run(kind=kind, **DROPOUT) for kind in (ENCODER, MASKED, CAUSAL)}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_it_frees_the_declared_kinds_of_memory_and_no_kind_grows(
-    name: str, baselines_with_dropout: dict[str, Outcome]
+    name: str, baselines_with_dropout: dict[tuple[str, str], Outcome]
 ) -> None:
-    before = baselines_with_dropout[head_for(EXAMPLES[name])].kinds
+    before = baselines_with_dropout[model_for(EXAMPLES[name])].kinds
     for kind, size in run(EXAMPLES[name], **DROPOUT).kinds.items():
         if kind in strategy_of(name).frees:
             assert size < before[kind], f"{kind.value}: not freed"
@@ -187,7 +191,9 @@ def test_it_frees_the_declared_kinds_of_memory_and_no_kind_grows(
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.combinations(EXAMPLES, 2)))
-def test_pairs_work_or_are_rejected_with_a_reason(first: str, second: str, baselines: dict[str, Outcome]) -> None:
+def test_pairs_work_or_are_rejected_with_a_reason(
+    first: str, second: str, baselines: dict[tuple[str, str], Outcome]
+) -> None:
     specs = EXAMPLES[first], EXAMPLES[second]
     if strategy_of(first).exclusive and strategy_of(first).exclusive == strategy_of(second).exclusive:
         twice = strategy_of(first) is strategy_of(second)
@@ -204,7 +210,7 @@ def test_pairs_work_or_are_rejected_with_a_reason(first: str, second: str, basel
     losses = losses_of(*specs)
     assert all(loss == loss and loss > 0 for loss in losses)
     if Result.SAME is strategy_of(first).result is strategy_of(second).result:
-        assert losses == pytest.approx(baselines[head_for(*specs)].losses, rel=SAME)
+        assert losses == pytest.approx(baselines[model_for(*specs)].losses, rel=SAME)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -165,15 +165,14 @@ def _do_nothing(*args: Any) -> None:
     pass
 
 
-_module_to = torch.nn.Module.to
-
-
 def _to_unless_noop(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """Skip a move that changes nothing: torch would replace the fake tensors, which fails once they are in use."""
+    """New parameters of another number format; torch would swap fake tensors, which fails once they are in use."""
     dtype = dtype_of_move(*args, **kwargs)
-    if all(dtype in (None, p.dtype) for p in module.parameters() if p.is_floating_point()):
-        return module
-    return _module_to(module, *args, **kwargs)
+    changed = [p for p in module.parameters() if p.is_floating_point() and dtype not in (None, p.dtype)]
+    converted = {p: torch.nn.Parameter(p.detach().to(dtype), p.requires_grad) for p in changed}
+    for part in module.modules():
+        part._parameters.update({name: converted[p] for name, p in part._parameters.items() if p in converted})
+    return module
 
 
 def _cache_features(batches: _FakeBatches, shapes: BatchShapes, tracer: Tracer) -> None:

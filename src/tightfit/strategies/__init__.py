@@ -20,6 +20,7 @@ from tightfit.strategies.mixed_precision import MixedPrecision
 from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.offload_optimizer import OffloadOptimizer
 from tightfit.strategies.optimizer_in_backward import OptimizerInBackward
+from tightfit.strategies.packing import Packing
 from tightfit.strategies.tiled_attention import TiledAttention
 
 # Optimizers are listed from most to least state.
@@ -27,6 +28,7 @@ _ALL: tuple[type[Strategy], ...] = (
     AdamW,
     TiledAttention,
     ChunkedLoss,
+    Packing,
     MicroBatch,
     GradientCheckpointing,
     ChunkedLayers,
