@@ -232,7 +232,7 @@ def published(_: Path | None) -> list[dict[str, Any]]:
         for number, row in enumerate(rows, 1):
             recipe = TORCHTUNE.get(number, "")
             about = {
-                "what": row["notes"].partition("ladder: ")[2].partition(";")[0],
+                "what": row["notes"].partition(": ")[2].partition(";")[0],
                 "published": float(row["value_MiB"]),
             }
             found.append({**about, "recipe": recipe, **predicted(simulation, recipe)})

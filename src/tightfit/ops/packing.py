@@ -5,13 +5,17 @@ transformers hides the tokens of other rows where positions start again from 0 a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from tightfit.compat import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from tightfit.data.micro_batches import IGNORED
 from tightfit.ops.fake import context, is_fake
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _TRIAL = ((5, 6, 7, 8), (9, 10, 0, 0))  # two rows of tokens, the second one padded
 _SAME = 1e-3
@@ -22,10 +26,16 @@ def pack_rows(model: nn.Module) -> None:
     model.register_forward_pre_hook(_pack, with_kwargs=True)
 
 
-def keeps_rows_apart(model: nn.Module) -> bool:
-    """Whether the model gives the tokens of packed rows the logits that they have alone."""
+def keeps_rows_apart(model: PreTrainedModel) -> bool:
+    """Whether a causal model gives the tokens of packed rows the logits that they have alone; assumed of fake ones."""
+    weight = next(model.parameters())
+    if type(model).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or model.config.is_encoder_decoder:
+        return False
+    return is_fake(weight) or _has_same_logits(model, torch.tensor(_TRIAL, device=weight.device))
+
+
+def _has_same_logits(model: PreTrainedModel, ids: torch.Tensor) -> bool:
     training = model.training
-    ids = torch.tensor(_TRIAL, device=next(model.parameters()).device)
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": ids}
     joined = packed(batch)
     joined.pop("labels")

@@ -13,10 +13,8 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from tightfit.compat import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from tightfit.errors import RecipeError
 from tightfit.messages import Message, msg
-from tightfit.ops.fake import is_fake
 from tightfit.strategies.base import Changes, MemoryKind, Result, Strategy, TraceHints
 from tightfit.strategies.parts import Parts
 
@@ -40,19 +38,16 @@ class Packing(Strategy):
     def apply(self, parts: Parts) -> Parts:
         from tightfit.ops.packing import keeps_rows_apart, pack_rows
 
-        model = parts.model
-        is_causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        has_data = not is_fake(next(model.parameters()))
-        if not is_causal or model.config.is_encoder_decoder or (has_data and not keeps_rows_apart(model)):
+        if not keeps_rows_apart(parts.model):
             raise RecipeError(
                 msg(
                     "'{name}' is for causal language models that keep packed rows apart: {model} does not. Leave it "
                     "out.",
                     name=self.name,
-                    model=type(model).__name__,
+                    model=type(parts.model).__name__,
                 )
             )
-        pack_rows(model)
+        pack_rows(parts.model)
         return parts
 
 

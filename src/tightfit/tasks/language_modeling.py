@@ -85,19 +85,20 @@ class MaskedLanguageModeling(LanguageModeling):
         if labels is None:
             _check_masks(rows["text"], tokenizer)
             return dict(tokenizer(rows["text"], truncation=True, max_length=max_length, return_token_type_ids=False))
-        blocks = _blocks(rows["text"], tokenizer, max_length)
-        special = [
-            tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True) for ids in blocks["input_ids"]
-        ]
-        return {**blocks, "special_tokens_mask": special}
+        return super().encode(rows, tokenizer, max_length, labels)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        """Hides words in rows to learn from, not in those to predict."""
+        """Hides words in rows to learn from, not in those to predict; labels are those of the hidden words."""
         from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding
 
         hide = DataCollatorForLanguageModeling(tokenizer, mlm=True, mlm_probability=_HIDDEN)
         pad = DataCollatorWithPadding(tokenizer)
-        return lambda rows: hide(rows) if "special_tokens_mask" in rows[0] else pad(rows)
+
+        def collate(rows: list[dict[str, Any]]) -> Mapping[str, Any]:
+            inputs = [{name: row[name] for name in ("input_ids", "attention_mask")} for row in rows]
+            return hide(inputs) if "labels" in rows[0] else pad(inputs)
+
+        return collate
 
     def head(self) -> Any:
         from transformers import AutoModelForMaskedLM

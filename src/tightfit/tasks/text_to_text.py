@@ -92,9 +92,10 @@ class TextToText(GenerationTask):
         return {"text": [self.prefix + text for text in rows["text"]]}
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collator:
-        from transformers import DataCollatorForSeq2Seq
+        from transformers import DataCollatorForSeq2Seq, DataCollatorWithPadding
 
-        return DataCollatorForSeq2Seq(tokenizer)
+        learn, predict = DataCollatorForSeq2Seq(tokenizer), DataCollatorWithPadding(tokenizer)
+        return lambda rows: learn(rows) if "labels" in rows[0] else predict(rows)
 
     def head(self) -> Any:
         from transformers import AutoModelForSeq2SeqLM
