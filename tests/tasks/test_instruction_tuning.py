@@ -129,10 +129,16 @@ def test_a_template_that_rewrites_earlier_answers_is_refused() -> None:
         encode([USER, ANSWER, USER, ANSWER], template=template)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "row",
-    [{"messages": [USER, ANSWER]}, {"prompt": "Hi", "completion": "Hello"}, {"instruction": "Hi", "output": "Hello"}],
-    ids=["chats", "prompts", "instructions"],
+    [
+        pytest.param({"messages": [USER, ANSWER]}, id="chats"),
+        pytest.param({"prompt": "Hi", "completion": "Hello"}, id="prompts", marks=SLOW),
+        pytest.param({"instruction": "Hi", "output": "Hello"}, id="instructions", marks=SLOW),
+    ],
 )
 def test_a_model_is_tuned_and_answers(tmp_path: Path, row: dict[str, Any]) -> None:
     data = write_lines(tmp_path / "a.jsonl", [row] * 20)

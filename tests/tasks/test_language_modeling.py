@@ -77,6 +77,7 @@ def test_perplexity_is_that_of_the_model_on_the_blocks(tmp_path: Path) -> None:
     assert found.metrics["eval_loss"] == pytest.approx(sum(losses) / len(losses), rel=0.1), "of some of these rows"
 
 
+@pytest.mark.slow
 def test_a_trained_model_continues_texts(tmp_path: Path) -> None:
     model, data = make_causal(tmp_path / "model"), write_lines(tmp_path / "a.jsonl", [{"text": t} for t in texts()])
     train(job_of(model, data), out=tmp_path / "run", device="cpu", quiet=True)

@@ -77,7 +77,13 @@ def test_only_this_task_has_a_prefix(tmp_path: Path) -> None:
         check_task(job)
 
 
-@pytest.mark.parametrize("use", [[], ["chunked-loss:tokens=16", "micro-batch:size=2"]], ids=["baseline", "chunks"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(["chunked-loss:tokens=16", "micro-batch:size=2"], id="chunks"),
+        pytest.param([], id="baseline", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_learns_and_writes(tmp_path: Path, use: list[str]) -> None:
     job = job_of(make_seq2seq(tmp_path / "model"), pairs(tmp_path / "a.jsonl"), source_prefix="say: ")
     assert with_task(job).task == TASK.name
