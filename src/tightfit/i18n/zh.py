@@ -607,6 +607,7 @@ TEXTS = {
     "{scores} on {rows:,} rows": "{scores}（{rows:,} 条样本）",
     "columns: {columns}": "列：{columns}",
     "text ({texts}, …)": "文本（{texts} 等）",
+    "{columns}; or both in {whole}": "{columns}；或者都在 {whole} 中",
     "text ({texts}, …), label ({labels}, …)": "文本（{texts} 等）、标签（{labels} 等）",
     "metrics: {metrics}; the first one chooses the best checkpoint, or another with --metric: {names}": (
         "指标：{metrics}；默认按第一个指标选出最好的检查点，也可用 --metric 指定：{names}"

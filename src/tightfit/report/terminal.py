@@ -505,7 +505,8 @@ def _usual_columns(names: ColumnNames) -> Message:
     texts = [" + ".join(group) for group in (*groups[:3], *groups[-1:])]
     if not names.label:
         return msg("text ({texts}, …)", texts=texts)
-    return msg("text ({texts}, …), label ({labels}, …)", texts=texts, labels=names.label[:3])
+    apart = msg("text ({texts}, …), label ({labels}, …)", texts=texts, labels=names.label[:3])
+    return msg("{columns}; or both in {whole}", columns=apart, whole=names.whole[0]) if names.whole else apart
 
 
 # Evaluations and predictions.
