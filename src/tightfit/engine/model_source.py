@@ -124,14 +124,11 @@ class GivenModel:
     peft_type = None
     depth = None
     layer_period = 1
+    predicts_words = False  # its logits may be read by the user's code: what needs no logits is not tried by itself
 
     @property
     def name(self) -> str:
         return type(self.model).__name__
-
-    @property
-    def predicts_words(self) -> bool:
-        return self.model.get_output_embeddings() is not None
 
     @property
     def resident_bytes(self) -> int:
