@@ -36,7 +36,7 @@ from tightfit.strategies.recipe import Recipe
 from tightfit.timing import step_time_on
 
 RECORD = ROOT / "records" / "language_models.json"
-BATCH, LENGTH, STEPS, SEED = 16, 512, 2, 1
+BATCH, LENGTH, STEPS, SEED = 16, 512, 1, 1
 BUDGET = "2GB"
 CHATS, PAIRS_PER_CHAT = 60, 14
 SHAPES = ("Qwen2.5-0.5B", "Llama-3.2-1B")
