@@ -24,34 +24,6 @@ FOLDERS = {
     "tests": "Tests; tests/stress injects faults into runs: `make test-stress`.",
 }
 
-FOLDERS_IN_CHINESE = {
-    "src/tightfit/cli": "命令行界面",
-    "src/tightfit/comparison": "方案对比：在本机实测多个方案，每个方案在单独的进程中运行",
-    "src/tightfit/data": "从数据文件到批次：读取、清洗、划分、分词、拆成微批次",
-    "src/tightfit/demo": "演示：预训练权重和评论都来自已安装的包，运行时不下载",
-    "src/tightfit/doctor": "检查：这台机器用什么训练、有什么妨碍、预测是否准确",
-    "src/tightfit/engine": "模拟和训练共用的代码",
-    "src/tightfit/explain": "解释 OOM 报错：哪里不够，训练脚本怎样修改",
-    "src/tightfit/i18n": "界面语言：英文或中文",
-    "src/tightfit/ops": "策略插入模型的 torch 代码",
-    "src/tightfit/optimizers": "torch 和 transformers 没有的、或实现较慢的优化器",
-    "src/tightfit/planning": "规划：选出不超出内存/显存预算的方案，并说明理由",
-    "src/tightfit/report": "报告：HTML 页面、终端表格、图表、模型卡和进度条（中英文）",
-    "src/tightfit/runs": "训练文件夹：记录、元数据和检查点",
-    "src/tightfit/simulation": "模拟：用不含数据的张量（fake tensor）预测训练的内存/显存，不加载权重",
-    "src/tightfit/strategies": "策略列表，按规划输出的顺序排列；新增策略只需一个文件和列表中的一行",
-    "src/tightfit/system": "操作系统：内存及其上限、文件、其他进程",
-    "src/tightfit/tasks": "任务：模型可以学习的任务；新增任务只需一个文件和列表中的一行",
-    "src/tightfit/timing": "用时：根据模拟得到的算子数量，估算训练用时",
-    "src/tightfit/training": "训练：Trainer、检查点与恢复，一次训练的完整流程",
-    "bench": "基准测试；每项测试把测量结果写入 records/",
-    "docs": "文档；表格和图片自动生成",
-    "fake_gpu": "模拟 GPU：配合 CUDA 版 torch，测试 GPU 代码的显存：`make test-gpu`",
-    "records": "测量记录（JSON）",
-    "scripts": "文档生成脚本：`make docs`",
-    "tests": "测试；tests/stress 向训练注入故障：`make test-stress`",
-}
-
 
 def label(name: str) -> str:
     """A row's label: transformers.Trainer as text, a recipe of ours as code."""
@@ -67,6 +39,20 @@ def strategies(language: str) -> str:
         summary = source.text(row.summary, language)
         rows.append((f"`{row.name}`{settings}", f"`{row.result}`", frees or "–", summary))
     return table(HEADINGS["strategies"][language], rows)
+
+
+def tasks(language: str) -> str:
+    """Every task with what it reads, its metrics and a command."""
+    rows = [
+        (
+            f"`{row.name}`: {source.text(row.summary, language)}",
+            source.text(row.reads, language),
+            source.text(row.metrics, language),
+            f"`{row.command}`",
+        )
+        for row in source.task_rows()
+    ]
+    return table(HEADINGS["tasks"][language], rows)
 
 
 def strategies_short(language: str) -> str:
@@ -85,11 +71,10 @@ def _by_result(kind: str, found: list[Any], language: str) -> list[str]:
     return [source.joined(names, language) or "–" for names in cells]
 
 
-def folders(language: str) -> str:
-    """Folders only, one line each; a folder without a Chinese purpose is an error."""
+def folders(_: str) -> str:
+    """Folders only, one line each."""
     found = {f"src/tightfit/{name}": purpose for name, purpose in source.packages()} | FOLDERS
-    purposes = found if language == "en" else FOLDERS_IN_CHINESE
-    return _listing([(f"{name}/", purposes[name]) for name in found], 28)
+    return _listing([(f"{name}/", purpose) for name, purpose in found.items()], 28)
 
 
 def modules(_: str) -> str:
@@ -253,6 +238,7 @@ def recipes(name: str) -> Callable[[str], str]:
 BLOCKS: dict[str, Callable[[str], str]] = {
     "plan-short": plan_blocks.plan_short,
     "strategies-short": strategies_short,
+    "tasks": tasks,
     "figures": figures,
     "folders": folders,
     "plan": plan_blocks.plan,

@@ -9,9 +9,10 @@ Any page may use any block, any number of times. Blocks are in Chinese in README
 Numbers come from records/, names and descriptions from src/tightfit; nothing in a block is typed by hand.
 
     plan-short             the start of a printed plan: recipe, peak, baseline, reasons     README
+    tasks                  every task with its data, metrics and a command                  README
     strategies-short       strategies by the memory they free and their effect on results   README
     figures                four figures, each with a link to how it was measured            README
-    folders                the folders of the project, one line each                        README
+    folders                the folders of the project, one line each                        docs/architecture.md
     plan                   the whole printed plan                                           docs/plans.md
     devices                the plan for the same job on several devices                     docs/plans.md
     planning-time          how long planning takes                                          docs/benchmarks.md

@@ -38,6 +38,13 @@ def strategy_rows() -> list[Any]:
     return strategy_rows()
 
 
+def task_rows() -> list[Any]:
+    """Every task, as `tightfit tasks` shows it."""
+    from tightfit.report.terminal import task_rows
+
+    return task_rows()
+
+
 def text(message: str, language: str) -> str:
     """A message of the program in a language."""
     from tightfit.i18n import render

@@ -9,6 +9,10 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "en": ("", "", "how it was measured"),
         "zh": ("", "", "测量方法"),
     },
+    "tasks": {
+        "en": ("task", "data", "metrics, the first chooses the best checkpoint", "command"),
+        "zh": ("任务", "数据", "指标（第一个用于选择最佳检查点）", "命令"),
+    },
     "strategies": {
         "en": ("strategy", "result", "reduces", "what it does"),
         "zh": ("策略", "训练结果", "节省的内存", "作用"),

@@ -51,6 +51,7 @@ DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 HEADS = {
     "sequence": hf.AutoModelForSequenceClassification,
     "token": hf.AutoModelForTokenClassification,
+    "question": hf.AutoModelForQuestionAnswering,
     "causal": hf.AutoModelForCausalLM,
     "masked": hf.AutoModelForMaskedLM,
     "seq2seq": hf.AutoModelForSeq2SeqLM,
@@ -60,6 +61,7 @@ HEADS = {
 def build(architecture: str, head: str = "sequence", **changes: Any) -> Any:
     """A model in training mode, without dropout unless `changes` sets it."""
     torch.manual_seed(0)
+    changes = {"num_labels": 2, **changes} if head == "question" else changes  # start and end
     return HEADS[head].from_config(small_config(architecture, **changes)).train()
 
 
@@ -80,6 +82,10 @@ def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int =
     if head == "sequence":
         ids[torch.arange(rows), lengths - 1] = 2  # T5 classifies by the hidden state of the end token
         labels = torch.randint(0, 3, (rows,))
+    elif head == "question":
+        places = (torch.rand(2, rows) * lengths).long().sort(dim=0).values
+        positions = {"start_positions": places[0], "end_positions": places[1]}
+        return {"input_ids": ids, "attention_mask": mask, **positions}
     elif head == "seq2seq":
         labels = torch.randint(5, 99, (rows, longest - 6))
         labels[torch.arange(longest - 6)[None] >= (lengths[:, None] // 2).clamp(1, longest - 6)] = -100

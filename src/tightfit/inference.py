@@ -408,7 +408,12 @@ def _write_delimited(path: Path, table: _PredictedTable, delimiter: str) -> None
     with path.open("w", encoding="utf-8-sig", errors=_ENCODE_ERRORS, newline="") as file:
         writer = csv.DictWriter(file, table.columns(), delimiter=delimiter, restval="")
         writer.writeheader()
-        writer.writerows(table.rows())
+        writer.writerows({name: _as_cell(value) for name, value in row.items()} for row in table.rows())
+
+
+def _as_cell(value: Any) -> Any:
+    """Lists and objects as JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else value
 
 
 def _write_json_lines(path: Path, table: _PredictedTable) -> None:

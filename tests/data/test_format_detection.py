@@ -14,7 +14,7 @@ from tightfit.engine.dataset import read_data
 from tightfit.errors import DataError
 from tightfit.i18n import render
 from tightfit.job import Job
-from tightfit.tasks import TASKS, check_format
+from tightfit.tasks import TASKS, check_format, with_task
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 CONLL = "".join(f"{token}\t{tag}\n" for token, tag in [("In", "O"), ("New", "B-LOC"), ("York", "I-LOC"), (".", "O")])
@@ -27,16 +27,15 @@ def lines(*rows: Any) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+PARAGRAPH = {"context": "b c", "qas": [{"id": "1", "question": "a", "answers": [{"text": "b", "answer_start": 0}]}]}
+_TAGGED = r"tokens with their tags \(columns tokens, tags of lists\): train it with --task token-classification"
+_ASKED = r"\(SQuAD\) \(columns question, context, answers\): train it with --task question-answering"
 FILES: dict[str, tuple[str, str, str]] = {
-    "tabs": ("a.txt", CONLL + "\n" + CONLL, r"token and its tag per line \(CoNLL\) \(line 2: New B-LOC\)"),
-    "spaces": ("a.txt", CONLL.replace("\t", " "), r"CoNLL\) \(line 2: New B-LOC\)"),
-    "more fields": ("a.txt", CONLL.replace("\t", " NN B-NP "), r"CoNLL\) \(line 2: New NN B-NP B-LOC\)"),
+    "tabs": ("a.txt", CONLL + "\n" + CONLL, _TAGGED),
+    "spaces": ("a.txt", CONLL.replace("\t", " "), _TAGGED),
+    "more fields": ("a.txt", CONLL.replace("\t", " NN B-NP "), _TAGGED),
     "words and tags": ("a.csv", "word,tag\n" + CONLL.replace("\t", ","), r"CoNLL\) \(line 3: New B-LOC\)"),
-    "token lists": (
-        "a.jsonl",
-        lines({"tokens": ["a", "b"], "ner_tags": [0, 1]}),
-        r"column 'tokens', line 1: \['a', 'b'\]",
-    ),
+    "token lists": ("a.jsonl", lines({"tokens": ["a", "b"], "ner_tags": [0, 1]}), "columns tokens, ner_tags of lists"),
     "spans": ("a.jsonl", lines({"text": "New York", "label": [[0, 8, "LOC"]]}), r"line 1: \[\[0, 8, 'LOC'\]\]"),
     "entities": ("a.jsonl", lines({"text": "NY", "entities": [{"start": 0, "end": 2}]}), "tags within a text"),
     "messages": (
@@ -56,8 +55,8 @@ FILES: dict[str, tuple[str, str, str]] = {
     ),
     "completion": ("a.jsonl", lines({"prompt": "a", "completion": "b"}), "instructions and answers"),
     "preferences": ("a.jsonl", lines({"prompt": "a", "chosen": "b", "rejected": "c"}), "columns prompt, chosen"),
-    "questions": ("a.jsonl", lines({"question": "a", "context": "b", "answers": {"text": ["b"]}}), r"\(SQuAD\)"),
-    "squad": ("a.json", json.dumps({"version": "2", "data": [{"title": "a", "paragraphs": [{}]}]}), r"\(SQuAD\)"),
+    "questions": ("a.jsonl", lines({"question": "a", "context": "b", "answers": {"text": ["b"]}}), _ASKED),
+    "squad": ("a.json", json.dumps({"version": "2", "data": [{"title": "a", "paragraphs": [PARAGRAPH]}]}), _ASKED),
     "translations": ("a.jsonl", lines({"translation": {"en": "hi", "zh": "嗨"}}), "translations in one column"),
     "summaries": ("a.csv", "document,summary\nlong,short\nlonger,shorter\n", "columns document, summary"),
     "lists of labels": (
@@ -117,6 +116,17 @@ def test_a_task_accepts_its_own_format_and_others_point_to_it(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")
-def test_real_entities_are_recognized() -> None:
-    with pytest.raises(DataError, match=r"\(CoNLL\) \(line 111: 老 B-PER\.NOM\)"):
-        read_data(Job(model="m", data=str(SHARED / "weibo_ner" / "dev.txt")))
+def test_the_task_of_real_entities_is_found() -> None:
+    job = with_task(Job(model="m", data=str(SHARED / "weibo_ner" / "dev.txt")))
+    assert job.task == "token-classification"
+    assert {"B-PER.NAM", "I-PER.NAM", "O"} < set(read_data(job).labels.names)
+
+
+def test_a_task_is_found_only_where_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(CONLL, "utf-8")
+    (tmp_path / "b.csv").write_text("text,label\na,0\nb,1\n", "utf-8")
+    tagged, labelled = str(tmp_path / "a.txt"), str(tmp_path / "b.csv")
+    assert with_task(Job(model="m", data=tagged)).task == "token-classification"
+    assert with_task(Job(model="m", data=labelled)).task == "text-classification"
+    assert with_task(Job(model="m", data=tagged, task="text-classification")).task == "text-classification"
+    assert with_task(Job(model="m", data=tagged, text="1", label="2")).task == "text-classification"

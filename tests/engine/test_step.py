@@ -21,6 +21,7 @@ ALL_HEADS = [
         ["sequence"],
     ),
     *itertools.product(["Bert", "DistilBert", "DebertaV2"], ["token"]),
+    *itertools.product(["Bert", "DistilBert", "ModernBert", "GPT2"], ["question"]),
     *itertools.product(["GPT2", "Qwen2", "Llama"], ["causal"]),
     ("T5", "seq2seq"),
 ]

@@ -39,6 +39,12 @@ class Sample:
         return any(name in self.columns for name in _LABELS)
 
 
+_NO_TASK = msg(
+    "tightfit has no task for this (tightfit tasks lists them); if its rows also have labels to learn, "
+    "name a text and a label column with --text and --label."
+)
+
+
 @dataclass(frozen=True)
 class DatasetFormat:
     """How one kind of data can be told from others."""
@@ -48,7 +54,7 @@ class DatasetFormat:
     find: Callable[[Sample], Message | None]
     """What shows it: columns or a line of the sample; None if nothing does."""
     instead: Message
-    """What can be done without a task for it."""
+    """What can be done if it is not of the task at hand: another task, or another way to write it."""
 
 
 def _quoted(line: int, cell: Any) -> Message:
@@ -103,10 +109,6 @@ def _is_span(cell: Any) -> bool:
     return isinstance(first, dict) and any(f"start{end}" in first for end in ("", "_offset"))
 
 
-def _is_list_of_words(cell: Any) -> bool:
-    return isinstance(cell, list) and bool(cell) and all(isinstance(word, str) for word in cell)
-
-
 # Texts to generate
 
 
@@ -126,9 +128,14 @@ def _is_list_of_labels(cell: Any) -> bool:
     return isinstance(cell, list) and len(cell) > 1 and all(isinstance(label, (str, int)) for label in cell)
 
 
-def _flag_columns(sample: Sample) -> Message | None:
+def flag_columns(sample: Sample) -> list[str]:
+    """The columns of 0 and 1."""
+    return [name for name in sample.columns.values() if _are_flags([cell for _, cell in sample.cells(name)])]
+
+
+def _several_flags(sample: Sample) -> Message | None:
     """Three or more columns of 0 and 1, and none that is named as labels are."""
-    found = [name for name in sample.columns.values() if _are_flags([cell for _, cell in sample.cells(name)])]
+    found = flag_columns(sample)
     return msg("columns {columns} of 0 and 1", columns=found) if len(found) > 2 and not sample.labelled else None
 
 
@@ -148,18 +155,11 @@ def _plain_texts(sample: Sample) -> Message | None:
     return _quoted(line, row[name])
 
 
-_NO_TASK = msg(
-    "tightfit has no task for this (tightfit tasks lists them); if its rows also have labels to learn, "
-    "name a text and a label column with --text and --label."
-)
-_NO_TAGS = msg("tightfit has no task for tags of tokens; it trains one label per text, in a row of its own.")
+_AS_CONLL = msg("write it as a CoNLL file: a token and its tag on each line, and a blank line after each sentence.")
 SEVERAL_LABELS = DatasetFormat(
     msg("several labels per text"),
-    _first(_cells(_is_list_of_labels, _LABELS), _flag_columns),
-    msg(
-        "tightfit trains one label per text: make a column of 0 and 1 for each label, "
-        "and train a model for each with --label."
-    ),
+    _first(_cells(_is_list_of_labels, _LABELS), _several_flags),
+    msg("train it with --task {task}.", task="multi-label-classification"),
 )
 INSTRUCTIONS = DatasetFormat(
     msg("chats, or instructions and answers, for a model that generates text"),
@@ -198,11 +198,6 @@ UNSUPPORTED_FORMATS = (
         _NO_TASK,
     ),
     DatasetFormat(
-        msg("questions with their answers in a context (SQuAD)"),
-        _first(_named(("question", "context", "answers"), ("question", "context", "answer")), _named(("paragraphs",))),
-        _NO_TASK,
-    ),
-    DatasetFormat(
         msg("translations in one column"),
         _cells(_is_translation, ("translation",)),
         msg("write the two texts in columns of their own, and train it with --task {task}.", task="text-to-text"),
@@ -210,17 +205,13 @@ UNSUPPORTED_FORMATS = (
     DatasetFormat(
         msg("named entities, a token and its tag per line (CoNLL)"),
         _tagged_tokens,
-        _NO_TAGS,
+        _AS_CONLL,
     ),
     DatasetFormat(
         msg("named entities or other tags within a text"),
-        _first(
-            _cells(_is_list_of_words, ("tokens", "words")),
-            _cells(_is_span),
-        ),
-        _NO_TAGS,
+        _cells(_is_span),
+        _AS_CONLL,
     ),
-    SEVERAL_LABELS,
     DatasetFormat(
         msg("texts with the labels of fastText"),
         _cells(_is_fasttext),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightfit.data.encoding import detect_encoding
+from tightfit.data.squad import is_squad, squad_rows
 from tightfit.errors import DataError
 from tightfit.messages import msg
 
@@ -34,7 +35,7 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         content = _rows_in_object(content)
     if not isinstance(content, list):
         raise DataError(msg("{path} must contain a list of objects with a text and a label.", path=path))
-    for number, item in enumerate(content, 1):
+    for number, item in enumerate(squad_rows(content) if is_squad(content) else content, 1):
         yield number, _object(path, number, item)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tightfit.data.conll import EXTENSIONS, conll_rows, is_conll
 from tightfit.data.delimited import find_layout
 from tightfit.data.header import HeaderHints
 from tightfit.data.json_files import json_lines, json_rows
@@ -45,6 +46,8 @@ def open_table(path: Path, hints: HeaderHints) -> Table:
     """The table in a file."""
     if path.suffix.lower() in _OTHERS:
         return Table(path, partial(_OTHERS[path.suffix.lower()], path))
+    if path.suffix.lower() != ".csv" and is_conll(path):
+        return Table(path, partial(conll_rows, path))
     layout = find_layout(path, hints)
     note = layout.note()
     return Table(path, layout.rows, layout.header, (note,) if note else ())
@@ -57,7 +60,7 @@ def has_supported_extension(path: Path) -> bool:
 
 def supported_extensions() -> list[str]:
     """The supported extensions, for messages."""
-    return [*_DELIMITED, *_OTHERS]
+    return [*_DELIMITED, *EXTENSIONS, *_OTHERS]
 
 
 def _parquet(path: Path) -> Iterator[Row]:

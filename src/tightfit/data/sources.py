@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,13 +90,23 @@ class HubTable:
         return list(self.dataset.column_names)
 
     def rows(self) -> Iterator[Row]:
-        from datasets import ClassLabel
-
-        classes = {k: f for k, f in self.dataset.features.items() if isinstance(f, ClassLabel)}
+        names = {column: names for column, f in self.dataset.features.items() if (names := _class_names(f))}
         for number, row in enumerate(self.dataset, 1):
-            for column, feature in classes.items():
-                row[column] = feature.int2str(row[column]) if row[column] is not None and row[column] >= 0 else None
-            yield number, row
+            yield number, {**row, **{column: _named(row[column], of) for column, of in names.items()}}
+
+
+def _class_names(feature: Any) -> Sequence[str] | None:
+    """The names of the classes in a column, or in the lists in it; None if there are no classes."""
+    from datasets import ClassLabel
+
+    inner = getattr(feature, "feature", feature)
+    return inner.names if isinstance(inner, ClassLabel) else None
+
+
+def _named(cell: Any, names: Sequence[str]) -> Any:
+    if isinstance(cell, list):
+        return [_named(each, names) for each in cell]
+    return names[cell] if cell is not None and cell >= 0 else None
 
 
 def find_sources(name: str, hints: HeaderHints) -> tuple[Source, Source | None]:

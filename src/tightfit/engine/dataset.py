@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tightfit.activity import READING, activity
 from tightfit.data.columns import Columns
+from tightfit.data.format_detection import Sample
 from tightfit.data.labels import Labels
 from tightfit.data.rows import Rows, load_rows, open_data, read_sources
 from tightfit.data.split import Split, split_rows
@@ -42,6 +43,7 @@ def read_data(job: Job) -> JobData:
     given = Columns.of(job.text, job.label)
     sources = open_data(job.data, task, given)
     check_format(task, sources[0], given)
+    given = task.columns_in(Sample(sources[0].sample()), given)
     rows, validation = read_sources(sources, task, given)
     if job.validation is not None:
         validation, _ = load_rows(job.validation, task, rows.columns)

@@ -422,16 +422,16 @@ TEXTS = {
     "columns {columns} of 0 and 1": "{columns} 列都是 0 和 1",
     "chats, or instructions and answers, for a model that generates text": "对话，或指令和回答，用于训练生成文本的模型",
     "prompts with better and worse answers, for a model that generates text": "带较好和较差回答的提示，用于训练生成文本的模型",
-    "questions with their answers in a context (SQuAD)": "带上下文的问答数据（SQuAD）",
     "translations in one column": "一列中的翻译数据",
     "write the two texts in columns of their own, and train it with --task {task}.": "请把两段文本分别写成一列，并加上 --task {task} 训练。",
     "{task} has no --source-prefix: leave it out.": "{task} 没有 --source-prefix：请去掉它。",
     "texts and other texts to write from them, such as translations or summaries": "由一段文本生成另一段文本的数据，例如翻译或摘要",
     "named entities, a token and its tag per line (CoNLL)": "命名实体标注，每行一个 token 和它的标签（CoNLL）",
     "named entities or other tags within a text": "文本内部的命名实体或其他标注",
-    "tightfit has no task for tags of tokens; it trains one label per text, in a row of its own.": "tightfit 没有 token 标注任务，只训练每行一段文本、一个标签的数据。",
+    "write it as a CoNLL file: a token and its tag on each line, and a blank line after each sentence.": (
+        "请写成 CoNLL 文件：每行一个 token 和它的标签，每句之后空一行。"
+    ),
     "several labels per text": "每段文本多个标签的数据",
-    "tightfit trains one label per text: make a column of 0 and 1 for each label, and train a model for each with --label.": "tightfit 每段文本只训练一个标签：请为每个标签建一个 0/1 列，并用 --label 逐个训练。",
     "texts with the labels of fastText": "fastText 格式的文本",
     "write the label and the text in two columns, such as a CSV file with the header label,text.": "请把标签和文本写成两列，例如表头为 label,text 的 CSV 文件。",
     "texts without labels": "没有标签的文本",
@@ -481,6 +481,11 @@ TEXTS = {
     "There is no task '{name}': {suggestion}": "没有“{name}”这个任务：{suggestion}",
     "a text": "一段文本",
     "a second text": "第二段文本",
+    "a column of labels, and one of texts or two of pairs": "一列标签，以及一列文本或两列文本对",
+    "reads: {data}": "数据：{data}",
+    "{rows:,} training rows make {inputs:,} inputs of at most {limit} tokens, which are batched as examples": (
+        "{rows:,} 条训练样本生成 {inputs:,} 个不超过 {limit} 个 token 的输入，批次按输入计数"
+    ),
     "the data is read for {task}: --task names another task": "数据按任务 {task} 读取：可用 --task 指定其他任务",
     "No text was given: give at least one.": "没有给出文本：请至少给出一条。",
     "{name} has no row left to evaluate on: give a file with new rows.": "{name} 中没有可用于评估的样本：请换一个含有新样本的文件。",
@@ -507,6 +512,10 @@ TEXTS = {
     " and the outputs of the frozen encoder": "和冻结编码器的输出",
     "report    {page}": "报告      {page}",
     "next      {command}": "下一步    {command}",
+    "{path} line {line} has {found} fields where other lines have {count}: write a token and its "
+    "tags on each line, and a blank line after each sentence.": (
+        "{path} 第 {line} 行有 {found} 个字段，其他行有 {count} 个：请每行写一个 token 和它的标签，每句之后空一行。"
+    ),
     "The room was clean and the staff were friendly": "房间很干净，服务也好",
     "continuing from {checkpoint}: {done:,} of {steps:,} steps are done": "从 {checkpoint} 继续：共 {steps:,} 步，已完成 {done:,} 步",
     "the learning rate falls linearly to 0 at the last step, which is now {steps:,} and was {before:,}: it continues at {now:.2g}, and was {then:.2g} at step {done:,}": "学习率线性下降，在最后一步降到 0；最后一步现在是第 {steps:,} 步，原来是第 {before:,} 步：学习率从 {now:.2g} 继续，原来在第 {done:,} 步时为 {then:.2g}",
@@ -801,8 +810,6 @@ TEXTS = {
     "label": "标签",
     "examples": "样本数",
     "by the model\x04predicted": "预测数",
-    "precision": "精确率",
-    "recall": "召回率",
     "confidence": "置信度",
     "line": "行号",
     "prediction": "预测",

@@ -229,7 +229,7 @@ def _values(plan: Plan, peak: int, measuring: bool) -> dict[str, object]:
         "max_length": max_length.tokens if isinstance(max_length, MaxLength) else job.max_length,
         "every": checkpoint.every if isinstance(checkpoint, GradientCheckpointing) else 0,
         "freeze": freeze,
-        "precision": _precision(plan),
+        "half_precision": _half_precision(plan),
         "cpu": plan.budget.device.kind == "cpu",
         "measuring": measuring,
         "max_steps": 2 if measuring else job.max_steps,
@@ -241,7 +241,7 @@ def _values(plan: Plan, peak: int, measuring: bool) -> dict[str, object]:
     }
 
 
-def _precision(plan: Plan) -> str:
+def _half_precision(plan: Plan) -> str:
     """The TrainingArguments flag, `fp16` or `bf16`; empty in full precision."""
     found = next((strategy for strategy in plan.recipe.strategies if isinstance(strategy, MixedPrecision)), None)
     return found.choose(plan.budget.device).value if found else ""

@@ -9,7 +9,7 @@ from tightfit.i18n import render
 from tightfit.messages import Message, in_sequence, listed, msg, name
 from tightfit.report.base_model import base_model
 from tightfit.report.names import memory_name, phase_name, scores_beside_constant
-from tightfit.report.sections import example_texts, pipeline_code
+from tightfit.report.sections import example_texts
 from tightfit.runs.record import Run
 from tightfit.strategies import STRATEGIES
 from tightfit.tasks import find_task
@@ -104,7 +104,7 @@ def _values(run: Run) -> dict[str, Any]:
     return {
         "lead": _lead(base, learned, random_weights=job.random_weights),
         "notes": run.quality.notes if run.quality else [],
-        "code": pipeline_code(job.task, run.folder, example_texts(job.task, run.data, render), run.max_length),
+        "code": task.usage(run.folder, example_texts(job.task, run.data, render), run.max_length),
         "facts": _facts(run),
         "memory": msg("Memory"),
         "about_memory": _about_memory(run),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tightfit.engine.meter import OTHER
@@ -529,7 +529,7 @@ def usage(view: RunView, text: Render) -> Usage:
     """The command and Python code to predict an example text, or a pair of texts for a model trained on pairs."""
     texts = example_texts(view.job.task, view.data, text)
     given = " ".join(f'"{each}"' for each in texts)
-    code = pipeline_code(view.job.task, str(view.folder), texts, view.max_length)
+    code = find_task(view.job.task).usage(str(view.folder), texts, view.max_length)
     return Usage(f"{shlex.join(['tightfit', 'predict', str(view.folder)])} {given}", code)
 
 
@@ -538,11 +538,6 @@ def example_texts(task: str, data: DataSummary | None, text: Render) -> list[str
     known = find_task(task)
     examples = [text(known.example), text(known.second_example)]
     return examples if data and len(data.text_columns) == 2 else examples[:1]
-
-
-def pipeline_code(task: str, folder: str, texts: Sequence[str], max_length: int) -> str:
-    """Python code that predicts for these texts with transformers alone."""
-    return find_task(task).usage(folder, texts, max_length)
 
 
 def _number(value: float | None, form: str) -> str:

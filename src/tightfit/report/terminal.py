@@ -456,7 +456,7 @@ def _default(value: object) -> str:
 
 
 def show_tasks(console: Console) -> None:
-    """The list of tasks, three lines each so that it fits any terminal."""
+    """The list of tasks, some lines each so that it fits any terminal."""
     for row in task_rows():
         console.print(Text.assemble((row.name, "bold"), f"   {render(row.summary)}"))
         columns = msg("columns: {columns}", columns=row.columns)
@@ -465,7 +465,7 @@ def show_tasks(console: Console) -> None:
             metrics=row.metrics,
             names=row.metric_names,
         )
-        for line in (columns, metrics):
+        for line in (msg("reads: {data}", data=row.reads), columns, metrics, row.command):
             console.print(f"    {render(line)}", markup=False)
     console.print()
     say(console, msg("Choose a task with --task; --text and --label name its columns where they have other names."))
@@ -477,11 +477,13 @@ class TaskRow:
 
     name: str
     summary: Message
+    reads: Message
     columns: Message
     metrics: Message
     metric_names: list[str]
     """As --metric takes them."""
     pipeline: str
+    command: str
 
 
 def task_rows() -> list[TaskRow]:
@@ -490,10 +492,12 @@ def task_rows() -> list[TaskRow]:
         TaskRow(
             name=task.name,
             summary=task.summary,
+            reads=task.reads,
             columns=_usual_columns(task.column_names),
             metrics=listed(metric.title for metric in (*task.metrics, LOSS)),
             metric_names=[metric.option for metric in (*task.metrics, LOSS)],
             pipeline=task.pipeline,
+            command=task.command,
         )
         for task in TASKS.values()
     ]

@@ -80,7 +80,7 @@ class SimulationSetup:
         probe: bool = False,
     ) -> SimulationSetup:
         """The setup of a job; `targets` is the most tokens that are to be written, where they are another axis."""
-        batch = replace(find_task(job.task).batch_spec, targets=targets)
+        batch = replace(find_task(job.task).batch_spec_for(labels), targets=targets)
         weights = [1.0] * len(labels.names) if job.class_weights else None
         loss = ClassLoss.of(job, weights) or model_loss
         return cls(JobModel(job, labels, tokenizer), StepSettings.of(job), device, batch, probe, job, loss)

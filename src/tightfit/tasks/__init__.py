@@ -12,18 +12,25 @@ from tightfit.messages import Message, msg
 from tightfit.tasks.base import Task
 from tightfit.tasks.instruction_tuning import InstructionTuning
 from tightfit.tasks.language_modeling import LanguageModeling, MaskedLanguageModeling
+from tightfit.tasks.multi_label_classification import MultiLabelClassification
+from tightfit.tasks.question_answering import QuestionAnswering
 from tightfit.tasks.text_classification import TextClassification
 from tightfit.tasks.text_regression import TextRegression
 from tightfit.tasks.text_to_text import TextToText
+from tightfit.tasks.token_classification import TokenClassification
 
 _ALL: tuple[type[Task], ...] = (
     TextClassification,
     TextRegression,
+    TokenClassification,
+    QuestionAnswering,
+    MultiLabelClassification,
     TextToText,
     InstructionTuning,
     LanguageModeling,
     MaskedLanguageModeling,
 )
+"""In the order of the list, and in which data is compared with their formats."""
 
 TASKS: dict[str, Task] = {task.name: task() for task in _ALL}
 

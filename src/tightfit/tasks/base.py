@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tightfit.data.batch_spec import BatchSpec, text_batch
 from tightfit.data.columns import ColumnNames, Columns
-from tightfit.data.format_detection import DatasetFormat
+from tightfit.data.format_detection import DatasetFormat, Sample
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
 from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
@@ -105,6 +105,10 @@ class Task(ABC):
     """The name on the command line."""
     summary: ClassVar[Message]
     """One line for the list of tasks."""
+    reads: ClassVar[Message] = msg("a column of labels, and one of texts or two of pairs")
+    """What its data has, for the list of tasks."""
+    command: ClassVar[str] = "tightfit train --model bert-base-chinese --data reviews.csv"
+    """A command that trains it, for the list of tasks."""
     column_names: ClassVar[ColumnNames]
     """The usual names of its columns."""
     no_label: ClassVar[Message] = msg("has no labels")
@@ -240,6 +244,10 @@ class Task(ABC):
 
     # Rows
 
+    def columns_in(self, sample: Sample, given: Columns) -> Columns:
+        """The columns that the user gave, and those that the content of the data shows."""
+        return given
+
     @abstractmethod
     def read(self, row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], Flaws]:
         """The cells of a row and their flaws; without a label if `columns` has none."""
@@ -296,6 +304,10 @@ class Task(ABC):
     def longest_target(self, rows: RowFile, tokenizer: PreTrainedTokenizerBase, max_length: int) -> int:
         """The most tokens of what is to be written for a row; 0 where that is not an axis of its own."""
         return 0
+
+    def batch_spec_for(self, labels: Labels) -> BatchSpec:
+        """The fields of the batches with these labels."""
+        return self.batch_spec
 
     def model_inputs(self, tokens: RowFile) -> RowFile:
         """The columns of tokenized rows that a batch is made of."""
@@ -360,6 +372,10 @@ _SINGLE = (
 )  # fmt: skip
 TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (*_PAIRS, *((name,) for name in _SINGLE))
 """The usual names of text columns: pairs, then single ones."""
+LABEL_COLUMNS: tuple[str, ...] = (
+    "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
+)  # fmt: skip
+"""The usual names of columns with classes."""
 NO_LABEL = Flaw(msg("without a label dropped"), dropped=True)
 
 
@@ -371,7 +387,7 @@ class TextTask(Task):
     pipeline: ClassVar[str] = "text-classification"
 
     @abstractmethod
-    def read_label(self, value: Any) -> tuple[str | float, Flaws]:
+    def read_label(self, value: Any) -> tuple[Any, Flaws]:
         """The label in a cell, and what is wrong with it."""
 
     @abstractmethod

@@ -243,6 +243,8 @@ CLASSES_ZH: dict[Message | str, str] = {
     "spam=5,ham=1.": (
         "--class-weights “{text}”中的“{pair}”无法识别：请写 balanced，或给每个类别一个大于 0 的数，例如 spam=5,ham=1。"
     ),
+    "precision": "精确率",
+    "recall": "召回率",
     "F1": "F1",
     "F1 of '{label}'": "“{label}”的 F1",
     "accuracy": "准确率",

@@ -46,6 +46,8 @@ class InstructionTuning(GenerationTask):
 
     name: ClassVar[str] = "instruction-tuning"
     summary: ClassVar[Message] = msg("answer instructions, learned from chats or from instructions with answers")
+    reads: ClassVar[Message] = msg("chats (`messages`), or columns of instructions and answers")
+    command: ClassVar[str] = "tightfit train --model HuggingFaceTB/SmolLM2-135M-Instruct --data chats.jsonl"
     column_names: ClassVar[ColumnNames] = ColumnNames(_INSTRUCTIONS, _ANSWERS, whole=_CHATS)
     no_label: ClassVar[Message] = msg("has no answers")
     data_format: ClassVar[DatasetFormat | None] = INSTRUCTIONS
@@ -227,6 +229,7 @@ def _fitting(ids: list[int], labels: list[int], max_length: int) -> dict[str, An
 
 
 InstructionTuning.zh = {
+    InstructionTuning.reads: "对话（`messages`），或指令和回答两列",
     **GENERATION_ZH,
     InstructionTuning.summary: "回答指令，从对话或“指令—回答”数据中学习",
     InstructionTuning.example: "一条指令",

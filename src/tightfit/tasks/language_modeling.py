@@ -37,6 +37,10 @@ class LanguageModeling(GenerationTask):
 
     name: ClassVar[str] = "language-modeling"
     summary: ClassVar[Message] = msg("continue texts, learned from texts alone")
+    reads: ClassVar[Message] = msg("texts alone: text files, or a column of texts")
+    command: ClassVar[str] = (
+        "tightfit train --model HuggingFaceTB/SmolLM2-135M --data notes.txt --task language-modeling"
+    )
     column_names: ClassVar[ColumnNames] = ColumnNames(_SINGLE)
     data_format: ClassVar[DatasetFormat | None] = PLAIN_TEXTS
     example: ClassVar[Message] = msg("the beginning of a text")
@@ -68,6 +72,7 @@ class MaskedLanguageModeling(LanguageModeling):
 
     name: ClassVar[str] = "masked-language-modeling"
     summary: ClassVar[Message] = msg("fill in hidden words, learned from texts alone")
+    command: ClassVar[str] = "tightfit train --model bert-base-uncased --data notes.txt --task masked-language-modeling"
     data_format: ClassVar[DatasetFormat | None] = PLAIN_TEXTS
     example: ClassVar[Message] = msg("a text with [MASK] in place of a word")
     peft_type: ClassVar[str | None] = None
@@ -172,6 +177,7 @@ def _check_masks(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> No
 
 
 LanguageModeling.zh = {
+    LanguageModeling.reads: "只有文本：文本文件，或一列文本",
     **GENERATION_ZH,
     LanguageModeling.summary: "续写文本，只用文本学习",
     LanguageModeling.example: "一段文本的开头",

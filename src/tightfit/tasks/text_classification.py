@@ -18,7 +18,16 @@ from tightfit.data.row_file import RowFile
 from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
 from tightfit.errors import BadInput, DataError, suggest
 from tightfit.messages import Message, in_sequence, msg
-from tightfit.tasks.base import LOSS_SETTINGS, NO_LABEL, TEXT_COLUMNS, ModelInputs, Prediction, Script, TextTask
+from tightfit.tasks.base import (
+    LABEL_COLUMNS,
+    LOSS_SETTINGS,
+    NO_LABEL,
+    TEXT_COLUMNS,
+    ModelInputs,
+    Prediction,
+    Script,
+    TextTask,
+)
 from tightfit.tasks.classes import (
     CLASS_METRICS,
     CLASSES_ZH,
@@ -38,9 +47,6 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_LABEL_COLUMNS = (
-    "label", "labels", "class", "category", "target", "sentiment", "polarity", "rating", "y", "标签", "类别", "情感",
-)  # fmt: skip
 _BAD_LABEL = Flaw(msg("whose label is a list, an object or bytes dropped"), dropped=True)
 _LABELS_LISTED = 6
 _MAX_RATINGS = 30
@@ -66,7 +72,7 @@ class TextClassification(TextTask):
 
     name: ClassVar[str] = "text-classification"
     summary: ClassVar[Message] = msg("one label for a text or a pair of texts")
-    column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
+    column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, LABEL_COLUMNS)
     metrics: ClassVar[tuple[Metric, ...]] = CLASS_METRICS
     constant: ClassVar[Message] = msg("always the majority class")
     example: ClassVar[Message] = msg("a text to classify")

@@ -176,6 +176,7 @@ def prepare(
             *(selection.notes if selection else ()),
             *data.notes,
             *_batch_note(job, len(train)),
+            *_inputs_note(train, len(data.split.train), parts.batching.max_length),
             *_truncation_note(train, parts.batching.max_length),
             *parts.notes,
             *prediction_notes,
@@ -272,6 +273,19 @@ def _batch_note(job: Job, rows: int) -> tuple[Message, ...]:
         "the batch size {batch:,} is larger than the {rows:,} training rows: every step uses all of them",
         batch=job.batch_size,
         rows=rows,
+    )
+    return (note,)
+
+
+def _inputs_note(tokens: Tokens, rows: int, max_length: int) -> tuple[Message, ...]:
+    """Where a task makes several model inputs of one row."""
+    if len(tokens) == rows:
+        return ()
+    note = msg(
+        "{rows:,} training rows make {inputs:,} inputs of at most {limit} tokens, which are batched as examples",
+        rows=rows,
+        inputs=len(tokens),
+        limit=max_length,
     )
     return (note,)
 
