@@ -28,7 +28,7 @@ GPU_VENV := .venv-gpu
 
 test-gpu: $(GPU_VENV)/installed
 	$(MAKE) -C fake_gpu PYTHON=$(abspath $(GPU_VENV)/bin/python)
-	PYTHONPATH=. $(GPU_VENV)/bin/pytest -q fake_gpu/tests tests/gpu
+	PYTHONPATH=. $(GPU_VENV)/bin/pytest -n 2 -q fake_gpu/tests tests/gpu
 
 # Predicted GPU memory beside that of torch's own allocator, on fake GPUs. Writes records/gpu.json.
 bench-gpu: $(GPU_VENV)/installed

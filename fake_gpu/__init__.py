@@ -86,6 +86,12 @@ def counters() -> dict[str, int]:
     return dict(zip(_COUNTERS, values, strict=True))
 
 
+def fail_next(allocations: str) -> None:
+    """In this process these allocations fail, as by `fail_at`, but counted from now on."""
+    first, _, last = _range(allocations).partition("-")
+    ctypes.CDLL(str(libraries()[0])).fake_gpu_fail_next(ctypes.c_long(int(first)), ctypes.c_long(int(last)))
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of `4GB`, `512M`, `1.5GiB` or `1000`; K, M and G are powers of 1024, as GPUs are sold."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)

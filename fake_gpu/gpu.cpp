@@ -108,12 +108,14 @@ bool is_zero(const char* from, size_t bytes) {
     return bytes == 0 || (*from == 0 && memcmp(from, from + 1, bytes - 1) == 0);
 }
 
-}  // namespace
-
-const Settings& settings() {
+Settings& changeable_settings() {
     static Settings settings = read_settings();
     return settings;
 }
+
+}  // namespace
+
+const Settings& settings() { return changeable_settings(); }
 
 bool usable() {
     pid_t nobody = 0, self = getpid();
@@ -270,4 +272,12 @@ EXPORT void fake_gpu_counters(long* values) {
     std::atomic<long>* all[] = {&counters.used,     &counters.peak,        &counters.pinned, &counters.pinned_peak,
                                 &counters.launches, &counters.allocations, &counters.failed};
     for (auto* counter : all) *values++ = counter->load();
+}
+
+// For `fake_gpu.fail_next()`.
+EXPORT void fake_gpu_fail_next(long first, long last) {
+    using namespace fake_gpu;
+    std::lock_guard<std::mutex> guard(mutex);
+    changeable_settings().fail_from = counters.allocations + first;
+    changeable_settings().fail_to = counters.allocations + last;
 }

@@ -152,6 +152,20 @@ def test_the_nth_allocation_fails() -> None:
     assert run(code, FakeGPU(fail_at="2")) == ["allocated", "allocated", "1"]
 
 
+def test_allocations_fail_from_now_on() -> None:
+    code = """
+        kept = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(3)]
+        fake_gpu.fail_next("2")
+        for _ in range(3):
+            try:
+                kept.append(torch.empty(30 << 20, dtype=torch.uint8, device="cuda"))
+            except RuntimeError as error:
+                print(str(error).partition("\\n")[0])
+        print(len(kept), fake_gpu.counters()["failed"])
+    """
+    assert run(code, PYTORCH_NO_CUDA_MEMORY_CACHING="1") == ["CUDA error: out of memory", "5 1"]
+
+
 def test_pinned_memory_is_counted() -> None:
     code = """
         host = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)

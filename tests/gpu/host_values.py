@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from transformers import masking_utils
 
-from tightfit.engine import loss
+from tightfit.engine import micro_batch_loss
 from tightfit.ops import chunked_layer
 
 
@@ -31,7 +31,7 @@ def _padding_known() -> Iterator[None]:
 
     A batch whose mask is not known here has padding.
     """
-    cut, lengths, known = loss.micro_batches, chunked_layer._lengths, {}
+    cut, lengths, known = micro_batch_loss.micro_batches, chunked_layer._lengths, {}
 
     def noted(batch: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[list[int], Any]]:
         host = batch["attention_mask"].cpu()
@@ -53,7 +53,7 @@ def _padding_known() -> Iterator[None]:
         return lengths(known.get("mask", mask) if isinstance(mask, torch.Tensor) and mask.is_cuda else mask)
 
     with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(loss, "micro_batches", noted))
+        patches.enter_context(mock.patch.object(micro_batch_loss, "micro_batches", noted))
         patches.enter_context(mock.patch.object(chunked_layer, "_lengths", host_lengths))
         for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
             patch = mock.patch.object(masking_utils, name, reading_host(getattr(masking_utils, name)))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from stress.allocations import Allocations
 from stress.bad_inputs import BadInputs
 from stress.disk import FAULTS, FullDisk
 from stress.fixtures import NO_DROPOUT, Workspace
@@ -67,6 +68,13 @@ def _memory_errors(folder: Path) -> Iterator[dict[str, Any]]:
     return (memory_errors.run_case(case) for case in cases())
 
 
+def _allocations(folder: Path) -> Iterator[dict[str, Any]]:
+    allocations = Allocations(Workspace(folder, **NO_DROPOUT))
+    for recipe, step, every in (("micro-batches", 0, 1), ("chunked layers", 1, 10), ("optimizer in backward", 1, 10)):
+        for fail_at in range(1, allocations.count(recipe, step) + 1, every):
+            yield allocations.run_case(recipe, step, fail_at)
+
+
 def _memory_limits(folder: Path) -> Iterator[dict[str, Any]]:
     limits = MemoryLimits(folder)
     return (limits.run_case(recipe) for recipe in RECIPES)
@@ -92,6 +100,7 @@ def _fuzz(folder: Path) -> Iterator[dict[str, Any]]:
 
 PARTS: dict[str, Callable[[Path], Iterator[dict[str, Any]]]] = {
     "memory_errors": _memory_errors,
+    "allocations": _allocations,
     "memory_limits": _memory_limits,
     "disk": _disk,
     "bad_inputs": _bad_inputs,

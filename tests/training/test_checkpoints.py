@@ -111,7 +111,7 @@ def test_out_of_memory_in_a_save_is_not_reported_as_a_full_disk(tmp_path: Path) 
 def test_every_changed_byte_of_the_manifest_is_detected(tmp_path: Path) -> None:
     with writing_checkpoint(tmp_path, 3, needed=100) as tmp:
         (tmp / "model.safetensors").write_bytes(b"weights")
-        write_manifest(tmp, {"row_limits": {"micro_batches": {20: 3, 100: 1}}, "losses": {"loss_total": 0.25}})
+        write_manifest(tmp, {"row_limits": {"micro_batches": {20: 3, 100: 1}}, "totals": {"loss_total": 0.25}})
     manifest = tmp_path / "checkpoint-3" / MANIFEST
     content = manifest.read_bytes()
     assert find_corruption(tmp_path / "checkpoint-3") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import random
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,8 @@ import pytest
 import torch
 from engine.test_oom_message import CURRENT, OLD_OTHERS, OTHER_PROCESS
 from parts import parts_of
-from stress.fixtures import Workspace
+from stress.allocations import RECIPES, Allocations, FailingAllocation, failing_allocation
+from stress.fixtures import NO_DROPOUT, Workspace, same_bits
 from stress.low_memory import ERRORS, Case, MemoryErrors
 
 from tightfit.data.micro_batches import RowLimits
@@ -335,8 +337,6 @@ SHORT = [
 
 @pytest.fixture(scope="module")
 def memory_errors(tmp_path_factory: pytest.TempPathFactory) -> MemoryErrors:
-    from stress.fixtures import NO_DROPOUT
-
     return MemoryErrors(Workspace(tmp_path_factory.mktemp("memory-errors") / "workspace", **NO_DROPOUT))
 
 
@@ -348,3 +348,45 @@ def memory_errors(tmp_path_factory: pytest.TempPathFactory) -> MemoryErrors:
 def test_a_run_that_recovers_matches_the_uninterrupted_run(memory_errors: MemoryErrors, case: Case) -> None:
     result = memory_errors.run_case(case)
     assert result["passed"], result
+
+
+# Any allocation of a step
+
+
+@pytest.fixture(scope="module")
+def allocations(tmp_path_factory: pytest.TempPathFactory) -> Allocations:
+    return Allocations(Workspace(tmp_path_factory.mktemp("allocations") / "workspace", **NO_DROPOUT))
+
+
+def test_a_step_recovers_whichever_allocation_fails(allocations: Allocations) -> None:
+    """Its first and last one, and others at random; `make test-stress` fails each of them."""
+    count = allocations.count("micro-batches", 0)
+    for fail_at in (1, *random.Random(0).sample(range(2, count), 3), count):
+        result = allocations.run_case("micro-batches", 0, fail_at)
+        assert result["passed"], result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("step", [0, 1])
+def test_every_recipe_recovers_whichever_allocation_fails(allocations: Allocations, recipe: str, step: int) -> None:
+    picker = random.Random(step)
+    results = [
+        allocations.run_case(recipe, step, fail_at)
+        for fail_at in picker.sample(range(1, allocations.count(recipe, step) + 1), 20)
+    ]
+    assert [result for result in results if not result["passed"]] == []
+    assert any(result["resumed"] for result in results) is (recipe != "micro-batches")
+
+
+def test_where_no_text_fits_the_run_ends_with_a_sentence_and_can_be_resumed(allocations: Allocations) -> None:
+    """Memory runs out in the third step, with every number of texts; later there is enough."""
+    workspace, recipe = allocations.workspace, ["micro-batch:size=4"]
+    how: dict[str, Any] = {"max_steps": 3, "preflight": False, "save_every": "1 steps"}
+    with failing_allocation(FailingAllocation(20, always=True), 2), pytest.raises(OutOfMemory) as raised:
+        workspace.train("too_little", recipe, **how)
+    assert str(raised.value).startswith("There is not enough memory to train on a single text of ")
+    assert raised.value.__cause__ is None
+    workspace.train("too_little", recipe, resume=True, **how)
+    workspace.train("enough", recipe, **how)
+    assert same_bits(workspace.weights("too_little"), workspace.weights("enough"))

@@ -38,7 +38,7 @@ def test_a_checkpoint_stores_row_limits_and_loss_totals(tmp_path: Path) -> None:
     assert find_corruption(checkpoint) is None
     manifest = read_manifest(checkpoint)
     assert manifest["row_limits"] == {"micro_batches": {"20": 3}}
-    totals = manifest["losses"]
+    totals = manifest["totals"]
     assert totals["loss_total"] + totals["loss_since_log"] == pytest.approx(sum(losses))
     assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} <= set(manifest["files"])
 

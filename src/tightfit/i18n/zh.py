@@ -570,6 +570,7 @@ TEXTS = {
     "{message}, and there is no checkpoint to resume from.": "{message}，也没有可用于恢复的检查点。",
     "{message}, so training resumes from {checkpoint}": "{message}，因此从 {checkpoint} 恢复训练",
     "the best checkpoint was {checkpoint}, but {damage}: the weights of the last step are used instead": "最好的检查点是 {checkpoint}，但 {damage}：改用最后一步的权重",
+    "{skipped} of {steps} skipped: their gradients overflowed in fp16, so they changed no weights": "{steps}中有 {skipped} 步被跳过：梯度在 fp16 下溢出，这些步没有更新权重",
     "The {what} became {value} after {steps}, so the run stopped; {kept}. Try --learning-rate {rate:g}, or leave out mixed-precision if it is in use.": "训练 {steps}后，{what}变为 {value}，训练已停止；{kept}。请尝试 --learning-rate {rate:g}；如果用了 mixed-precision，请去掉它。",
     "gradient": "梯度",
     "{checkpoint} holds the last good weights": "最后一份正常的权重在 {checkpoint}",

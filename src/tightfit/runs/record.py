@@ -100,6 +100,8 @@ class Run(Display, _Value):
     parameters: int
     trainable_parameters: int
     steps: int
+    skipped_steps: int | None = None
+    """Those whose gradients overflowed in fp16, so that they changed no weights; None without a gradient scaler."""
     measured: Measured
     predicted: Predicted
     metrics: dict[str, float]

@@ -164,15 +164,18 @@ class Tracer(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE_OF:  # called twice for every op that computes, so it takes a shortcut
             return args[0].fake_device
+        replaced = None
         if func is _ADD and get_frame(1).f_code is ENGINE_CODE and _is_added_in_place(*args):
-            self._freed(storage_id(args[0].untyped_storage()))  # the sum takes its place
+            replaced = self._alive.pop(storage_id(args[0].untyped_storage()), None)
         if func in MATMULS:
             self._use_workspace()
         buffers = self._scratch(func, args)
         scratch = [self.trace.alloc_buffer(buffer) for buffer in buffers if not buffer.after_result]
         out = self._run(func, args, kwargs or {})
         self.op_counts.record(func, args, kwargs or {}, out, self._section(func, args))
-        if isinstance(out, torch.Tensor):
+        if replaced is not None:
+            self._follow(out.untyped_storage(), replaced)
+        elif isinstance(out, torch.Tensor):
             self._track(out)
         else:
             for value in tree_iter(out):
@@ -230,15 +233,21 @@ class Tracer(_Mode):
         block = self._alive.get(key)
         if block is None:
             size = storage.nbytes()
-            block = self._alive[key] = self.trace.alloc(size)
+            block = self.trace.alloc(size)
             block.owner = self.owners.current()
             block.shape = tensor.shape if tensor.nbytes == size else None
             now = fake.context()
             block.kind = MemoryKind.HOST if now.on_host else None
             if now.most != math.inf:
                 block.bounds = 0, size * now.most
-            weakref.finalize(storage, self._freed, key)
+            self._follow(storage, block)
         return block
+
+    def _follow(self, storage: torch.UntypedStorage, block: Block) -> None:
+        """The block is freed when the storage is."""
+        key = storage_id(storage)
+        self._alive[key] = block
+        weakref.finalize(storage, self._freed, key)
 
     def _freed(self, key: int) -> None:
         block = self._alive.pop(key, None)

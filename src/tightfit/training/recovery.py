@@ -75,6 +75,7 @@ class Recovery:
         self.micro_batch_limits = parts.step_batching.limits()
         self.evaluation_limits = RowLimits(parts.step_batching.no_grad_rows, where="evaluation")
         self._current_shape = (0, 0)
+        """Rows and tokens of the current micro-batch; 0 before the first one of a batch."""
         self._failed_step: int | None = None
 
     def train(self, attempt: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
@@ -83,7 +84,9 @@ class Recovery:
         while True:
             versions = TensorVersions(optimizer) if self.parts.stepping.in_backward else None
             with _attempt() as outcome:
-                return attempt()
+                result = attempt()
+                self._current_shape = (0, 0)
+                return result
             self.parts.model.zero_grad(set_to_none=True)
             free_memory()
             message = self._shrink(step, outcome.reason)
@@ -93,7 +96,7 @@ class Recovery:
             rng.restore()
 
     def step(self, take: Callable[[], T], optimizer: torch.optim.Optimizer, step: int) -> T:
-        """The optimizer step, repeated once after freeing memory, since it does not depend on micro-batches."""
+        """Clipping or the optimizer step, repeated once after freeing memory: they do not depend on micro-batches."""
         rng = RngState()
         while True:
             versions = TensorVersions(optimizer)
@@ -111,11 +114,15 @@ class Recovery:
             rng.restore()
 
     def on_other_oom(self, error: Exception, step: int) -> Message:
-        """An out-of-memory error outside a batch is tolerated once per step; the second one ends the run."""
+        """An out-of-memory error outside a batch."""
         if not is_out_of_memory(error):
             raise error
         reason = first_line(error)
         drop_frames(error)
+        return self._tolerate(step, reason)
+
+    def _tolerate(self, step: int, reason: Message) -> Message:
+        """An error that fewer rows would not prevent is tolerated once per step; the second one ends the run."""
         if self._failed_step == step:
             raise not_enough_memory(_step_too_large(step, reason), reason) from None
         self._failed_step = step
@@ -148,6 +155,8 @@ class Recovery:
     def _shrink(self, step: int, reason: Message) -> Message:
         """Halve the rows of the first limit that is above one row: those inside the layers before micro-batches."""
         rows, length = self._current_shape
+        if not rows:
+            return self._tolerate(step, reason)
         for limits in self._shrinkable():
             now = rows if limits is self.micro_batch_limits else min(rows, limits.rows_for(length))
             if limits.halve(now, length):

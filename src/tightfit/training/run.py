@@ -400,7 +400,17 @@ def _finish(
     header = load_header(folder)
     attempts = max(1, len(header.attempts)) if header else 1
     quality = recorder.take(trainer.state.best_global_step)
-    run = make_run(folder, setup, trainer.state, measured, quality, events=options.events, attempts=attempts, **sizes)
+    run = make_run(
+        folder,
+        setup,
+        trainer.state,
+        measured,
+        quality,
+        skipped=_skipped_steps(options, trainer),
+        events=options.events,
+        attempts=attempts,
+        **sizes,
+    )
     with as_save_failed(folder / FILE):
         options.write_card(run)
         run.save()
@@ -410,6 +420,15 @@ def _finish(
 
 def _early_stopping(options: RunOptions, job: Job) -> list[Any]:
     return [EarlyStopping(job.early_stopping_patience, options.log)] if job.early_stopping_patience else []
+
+
+def _skipped_steps(options: RunOptions, trainer: Trainer) -> int | None:
+    """The steps that the gradient scaler skipped, which are logged; None without one."""
+    if trainer.accelerator.scaler is None:
+        return None
+    if trainer.skipped.count:
+        options.log(trainer.skipped.note(trainer.state.global_step))
+    return trainer.skipped.count
 
 
 def _write_start(options: RunOptions, setup: TrainingSetup) -> None:

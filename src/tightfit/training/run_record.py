@@ -113,6 +113,7 @@ def make_run(
     trainable: int,
     events: list[Message],
     attempts: int,
+    skipped: int | None,
 ) -> Run:
     """The record of a finished run."""
     parts, metrics, header = setup.parts, _best_metrics(state.log_history, state.best_global_step), load_header(folder)
@@ -128,6 +129,7 @@ def make_run(
         parameters=parameters,
         trainable_parameters=trainable,
         steps=state.global_step,
+        skipped_steps=skipped,
         measured=measured,
         predicted=_predicted(header) if header else Predicted(),
         metrics=metrics,

@@ -22,7 +22,7 @@ from tightfit.errors import BadInput, OutOfMemory
 from tightfit.messages import msg
 from tightfit.strategies.parts import Parts
 from tightfit.training.checkpoints import latest_valid_checkpoint
-from tightfit.training.finite import check_finite
+from tightfit.training.finite import SkippedSteps, check_finite
 from tightfit.training.phases import PhaseCallback
 from tightfit.training.preflight import WorstBatch, run_preflight
 from tightfit.training.recovery import Log, PartialStep, Recovery
@@ -63,10 +63,12 @@ class Trainer(CheckpointTrainer):
         self.worst = worst
         """The batches to try before the first step; None for no pre-flight."""
         self.preflight_seconds = 0.0
+        self.skipped = SkippedSteps(lambda: self.accelerator.scaler)
         if self.optimizer is not None:
             self._take_over(self.optimizer)
         self.remove_callback(PrinterCallback)
         self.add_callback(PhaseCallback(meter, lambda: self.on_ready()))
+        self.add_callback(self.skipped)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train to the end. After a partial step it resumes from the last checkpoint."""
@@ -91,7 +93,7 @@ class Trainer(CheckpointTrainer):
         if self.worst is not None:
             self.preflight_seconds = run_preflight(self, self.worst)
             self.worst = None  # once is enough, also if a partial step resumes from a checkpoint
-        self.load_loss_totals()
+        self.load_totals()
 
     # The step
 
@@ -151,7 +153,12 @@ class Trainer(CheckpointTrainer):
         return sum(label_counts(self.model, batch, self.loss.weights if self.loss else None))
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        return clip_gradients(model, self.args.max_grad_norm, self.meter.phase, self.accelerator.clip_grad_norm_)
+        norm, phase, clip = self.args.max_grad_norm, self.meter.phase, self.accelerator.clip_grad_norm_
+        if self.accelerator.scaler is not None:  # it refuses to unscale the same gradients twice
+            return clip_gradients(model, norm, phase, clip)
+        return self.recovery.step(  # clipping allocates before it changes a gradient
+            lambda: clip_gradients(model, norm, phase, clip), self.inner_optimizer, self.state.global_step
+        )
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)

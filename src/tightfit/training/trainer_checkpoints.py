@@ -31,6 +31,7 @@ from tightfit.training.checkpoints import (
     write_manifest,
     writing_checkpoint,
 )
+from tightfit.training.finite import SkippedSteps
 from tightfit.training.recovery import Log, Recovery
 from tightfit.training.setup import checkpoint_bytes
 
@@ -42,6 +43,7 @@ class CheckpointTrainer(transformers.Trainer):
     meter: Meter
     recovery: Recovery
     report: Log
+    skipped: SkippedSteps
     optimizer: torch.optim.Optimizer | None
     _resumed: Path | None = None
     """The checkpoint that the run has resumed from."""
@@ -81,7 +83,7 @@ class CheckpointTrainer(transformers.Trainer):
             self._save_rng_state(str(folder))
         self.state.stateful_callbacks = self._callback_states()
         self.state.save_to_json(str(folder / "trainer_state.json"))
-        write_manifest(folder, {"row_limits": self.recovery.found_limits(), "losses": self._loss_totals()})
+        write_manifest(folder, {"row_limits": self.recovery.found_limits(), "totals": self._totals()})
 
     def _callback_states(self) -> Any:
         """The state of callbacks that have one, such as the patience of early stopping."""
@@ -89,10 +91,10 @@ class CheckpointTrainer(transformers.Trainer):
         stateful: Any = [callback for callback in callbacks if isinstance(callback, ExportableState)]
         return TrainerState(stateful_callbacks=stateful).stateful_callbacks
 
-    def _loss_totals(self) -> dict[str, float]:
-        """The loss sums since the last log entry and before it, which transformers does not save."""
+    def _totals(self) -> dict[str, float]:
+        """What transformers counts or adds up and does not save: loss sums, and the steps that fp16 skipped."""
         since_log = {"loss_since_log": float(self._tr_loss), "logged_at": self._globalstep_last_logged}
-        return {**since_log, "loss_total": self._total_loss_scalar}
+        return {**since_log, "loss_total": self._total_loss_scalar, "skipped_steps": self.skipped.count}
 
     # Loading
 
@@ -144,13 +146,14 @@ class CheckpointTrainer(transformers.Trainer):
         is_on_cpu = self.args.device.type == "cpu"
         return replaced(torch.cuda, "is_available", lambda: False) if is_on_cpu else contextlib.nullcontext()
 
-    def load_loss_totals(self) -> None:
-        """Continue the loss sums of the checkpoint that the run has resumed from."""
+    def load_totals(self) -> None:
+        """Continue the totals of the checkpoint that the run has resumed from."""
         if self._resumed is None:
             return
-        losses = read_manifest(self._resumed)["losses"]
-        self._tr_loss += losses["loss_since_log"]
-        self._globalstep_last_logged, self._total_loss_scalar = losses["logged_at"], losses["loss_total"]
+        totals = read_manifest(self._resumed)["totals"]
+        self._tr_loss += totals["loss_since_log"]
+        self._globalstep_last_logged, self._total_loss_scalar = totals["logged_at"], totals["loss_total"]
+        self.skipped.count = totals["skipped_steps"]
         self._initial_global_step = 0
 
     def restore(self) -> None:
