@@ -11,8 +11,11 @@ import torch
 
 from tightfit import device, gpus
 from tightfit.device import GPUS, Budget, find_device, find_device_or_gpu, find_gpu, has_kernels_for
+from tightfit.doctor.machine import examine
 from tightfit.errors import BadInput
 from tightfit.gpus import gpu_table
+from tightfit.simulation.error_margin import expected_range
+from tightfit.simulation.libraries import library_memory
 
 GIB = 1 << 30
 
@@ -183,6 +186,53 @@ def test_a_gpu_that_torch_was_not_built_for_is_rejected(monkeypatch: pytest.Monk
         "This build of torch has no kernels for GTX 1050 Ti (compute capability 6.1; it was built for 7.5, 8.0): "
         "install a build for CUDA 12.6, which still supports it, or use --device cpu."
     )
+
+
+# Other makers
+
+
+def test_an_amd_gpu_is_used_as_cuda_and_its_estimates_say_what_they_rest_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ROCm calls it cuda; its architectures have other names, and it has no uuid."""
+    gpu = SimpleNamespace(name="AMD Radeon", major=11, minor=0, total_memory=16 << 30, multi_processor_count=30)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx90a", "gfx1100"])
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    found = find_device("cuda")
+    assert (found.name, found.label, found.maker, found.total_bytes) == ("cuda:0", "AMD Radeon", "AMD", 16 << 30)
+    assert str(expected_range(found, 1, 2)).startswith("No run on a GPU by AMD was compared with its prediction")
+    assert next(each.source for each in library_memory(found)) == "assumed, as for NVIDIA GPUs"
+
+
+@pytest.mark.parametrize("newer_than_13", [True, False])
+def test_an_apple_gpu_has_bf16_from_macos_14_on(monkeypatch: pytest.MonkeyPatch, newer_than_13: bool) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: newer_than_13 or major < 14)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 8 << 30)
+    found = find_device("mps")
+    assert (found.kind, found.bf16, found.fp16, found.total_bytes) == ("mps", newer_than_13, True, 8 << 30)
+    assert "by Apple was compared" in expected_range(found, 1, 2)
+    assert Budget.of(None, found).size == 8 << 30
+    assert [finding.key for finding in examine(found)] == ["gpu"]
+
+
+def test_without_an_apple_gpu_one_sentence_says_so() -> None:
+    with pytest.raises(BadInput, match=r"^torch finds no Apple GPU: use --device cpu\.$"):
+        find_device("mps")
+
+
+@pytest.mark.parametrize("name", ["xpu", "xpu:0", "npu", "Intel", "tpu"])
+def test_other_accelerators_are_refused_in_one_sentence(name: str) -> None:
+    for find in (find_device, find_device_or_gpu):
+        with pytest.raises(BadInput, match=f"^Training on '{name}' is not supported: use --device cpu, cuda"):
+            find(name)
+
+
+def test_a_visible_intel_gpu_does_not_change_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries would take it by themselves."""
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    assert find_device().kind == "cpu"
 
 
 def test_what_was_measured_on_a_gpu_is_kept_for_it_and_this_torch(

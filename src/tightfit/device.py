@@ -18,6 +18,7 @@ from tightfit.units import format_bytes, parse_bytes
 KINDS = ("cpu", "cuda", "mps")
 _HABITS = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "amd": "cuda", "metal": "mps", "apple": "mps"}
 """What people call a device, and its name in torch."""
+_OTHERS = ("xpu", "intel", "npu", "hpu", "mlu", "xla", "tpu", "directml")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Device:
     """Of a CUDA GPU: some kernels take buffers for each."""
     uuid: str = ""
     """Of a GPU in this machine: what was measured on it is known by that."""
+    maker: str = "NVIDIA"
+    """Of a GPU: torch calls those by AMD cuda, too."""
     host_bytes: int | None = None
     """Host memory beside a GPU; None for a GPU that is not in this machine."""
 
@@ -82,6 +85,8 @@ def find_device_or_gpu(name: str | None = None) -> Device:
 
 def _unknown_device(name: str) -> Message:
     gpu = find_gpu(name)
+    if gpu is None and name.partition(":")[0].lower() in _OTHERS:
+        return _unsupported(name)
     if gpu is None:
         return msg("There is no device '{name}': {suggestion}", name=name, suggestion=suggest(_meant(name), KINDS))
     if _ANY_GPU.fullmatch(name):
@@ -93,7 +98,16 @@ def _unknown_device(name: str) -> Message:
     return msg("'{gpu}' is for estimates only; training runs on this machine: use --device cuda or cpu.", gpu=gpu.label)
 
 
+def _unsupported(name: str) -> Message:
+    return msg(
+        "Training on '{name}' is not supported: use --device cpu, cuda for a GPU by NVIDIA or AMD, or mps for Apple's.",
+        name=name,
+    )
+
+
 def _no_gpu(name: str) -> Message:
+    if name.partition(":")[0].lower() in _OTHERS:
+        return _unsupported(name)
     near = closest_name(_meant(name), [*KINDS, *GPUS])
     if near is None:
         return msg(
@@ -131,7 +145,9 @@ def _mps() -> Device:
 
     if not torch.backends.mps.is_available():
         raise BadInput(msg("torch finds no Apple GPU: use --device cpu."))
-    return Device("mps", "Apple GPU", bf16=True, fp16=True, total_bytes=torch.mps.recommended_max_memory())
+    has_bf16 = torch.backends.mps.is_macos_or_newer(14, 0)
+    size = torch.mps.recommended_max_memory()
+    return Device("mps", "Apple GPU", bf16=has_bf16, fp16=True, total_bytes=size, maker="Apple")
 
 
 def _cuda(index: int) -> Device:
@@ -170,6 +186,7 @@ def _cuda(index: int) -> Device:
         capability=capability,
         multiprocessors=properties.multi_processor_count,
         uuid=uuid,
+        maker="AMD" if torch.version.hip else "NVIDIA",
         host_bytes=total_memory(),
     )
 
@@ -245,7 +262,9 @@ def any_gpu(total_bytes: int | None, label: str) -> Device:
 def _apple(gb: float) -> Device:
     """Metal allows one process two thirds of a small Mac's memory and three quarters of a large one's."""
     share = 2 / 3 if gb <= 36 else 3 / 4
-    return Device("mps", f"Apple {gb:g}GB", bf16=True, fp16=True, total_bytes=int(gb * share * (1 << 30)))
+    return Device(
+        "mps", f"Apple {gb:g}GB", bf16=True, fp16=True, total_bytes=int(gb * share * (1 << 30)), maker="Apple"
+    )
 
 
 def find_gpu(name: str) -> Device | None:

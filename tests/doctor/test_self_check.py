@@ -47,9 +47,11 @@ def row(peak: int, overhead: int) -> ComparisonRow:
 
 
 def test_on_a_gpu_the_context_is_not_compared() -> None:
-    """What is measured there is what torch has reserved."""
+    """What is measured there is what torch has reserved, and a run predicts the same; plans count the context too."""
     gpu = GPUS["T4 16GB"]
-    checked = _checked(row(gpu.context_bytes + 404 * MIB, gpu.context_bytes), gpu)
+    checked = _checked(row(404 * MIB, gpu.context_bytes), gpu)
+    not_trained = row(gpu.context_bytes + 404 * MIB, gpu.context_bytes).model_copy(update={"measurements": []})
+    assert _checked(not_trained, gpu).predicted_bytes == checked.predicted_bytes
     assert checked.predicted_bytes == 404 * MIB
     assert checked.error == pytest.approx(0.01)
     assert checked.measured_seconds == 0.5

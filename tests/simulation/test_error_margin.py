@@ -14,7 +14,7 @@ from tightfit.simulation.error_margin import PROCESS_NOISE, accuracy_on, expecte
     [
         (CPU, "Peaks of CPU runs were measured at 100.0% to "),
         (find_gpu("T4"), "No GPU run was measured by this project; peaks that others published for GPUs are 95% to "),
-        (find_gpu("Apple 16GB"), "No run on an Apple GPU was compared with its prediction"),
+        (find_gpu("Apple 16GB"), "No run on a GPU by Apple was compared with its prediction"),
     ],
 )
 def test_the_error_band_names_its_measurements(device: Device, said: str) -> None:

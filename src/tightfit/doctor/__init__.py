@@ -58,7 +58,7 @@ class Diagnosis:
 def diagnose(device: str | None, *, quick: bool, listener: Listener) -> Diagnosis:
     """Look at the device, measure its speed and, unless `quick`, train a small model on it by several recipes."""
     where, problems = _usable_device(device)
-    with listener.status(msg("measuring the speed of {device}", device=where.label)):
+    with listener.status(msg("examining {device}", device=where.label)):
         findings = list(examine(where))
     if quick:
         return Diagnosis(where, findings, problems, None)

@@ -92,8 +92,8 @@ def check_predictions(device: Device) -> SelfCheck:
 
 def _checked(row: ComparisonRow, device: Device) -> CheckedRecipe:
     predicted, peak = row.predicted, row.predicted_peak
-    if device.kind == "cuda" and peak is not None:
-        peak -= device.context_bytes  # what is measured is what torch has reserved
+    if device.kind == "cuda" and peak is not None and not row.measurements:
+        peak -= device.context_bytes  # which is not part of what is measured
     seconds = predicted.seconds_per_step if predicted else None
     return CheckedRecipe(row.title, peak, row.peak, seconds, row.seconds_per_step, row.failed)
 

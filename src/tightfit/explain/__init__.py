@@ -172,7 +172,7 @@ def _device(named: str | None, error: OomMessage | None) -> Device:
             else msg("a GPU with {size}", size=format_bytes(error.left))
         )
         gpu = any_gpu(error.left, label)
-        return replace(gpu, name="mps", context_bytes=0) if error.memory == "mps" else gpu
+        return replace(gpu, name="mps", context_bytes=0, maker="Apple") if error.memory == "mps" else gpu
     found = find_device_or_gpu()
     return found if found.kind == error.memory else any_gpu(None, msg("a GPU"))
 

@@ -64,10 +64,12 @@ def memory(
     measured: Mapping[str, int],
     budget: int | None = None,
     name: Callable[[str], str] = str,
+    not_measured: int = 0,
 ) -> Figure:
     """Memory by phase: the prediction as a bar of its kinds, the measured peak as a thin dark bar below it.
 
-    `predicted` is bytes by phase and kind without the overhead, `measured` the peak of each phase.
+    `predicted` is bytes by phase and kind without the overhead, `measured` the peak of each phase. The measured bar
+    leaves out what is `not_measured` of the overhead, as the context of a GPU.
     """
     phases = list(predicted) or list(measured)
     totals = [overhead + sum(kinds.values()) for kinds in predicted.values()]
@@ -77,7 +79,8 @@ def memory(
         if phase in predicted:
             _stacked_bar(axes, place, predicted[phase], overhead, unit)
         if phase in measured:
-            axes.barh(place + (_THICK + _THIN) / 2, measured[phase] / unit, _THIN, color=MEASURED, gid="measured")
+            where = {"left": not_measured / unit, "color": MEASURED, "gid": "measured"}
+            axes.barh(place + (_THICK + _THIN) / 2, measured[phase] / unit, _THIN, **where)
     if budget is not None:
         axes.axvline(budget / unit, color=BUDGET, linestyle="--", linewidth=1)
     axes.set(xlabel=unit_name, ylim=(len(phases) - 0.4, -0.5))

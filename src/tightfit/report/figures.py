@@ -53,7 +53,8 @@ def memory_figure(
 ) -> Figure:
     """Memory by phase and kind."""
     phases, overhead = estimate["phases"], estimate["overhead_bytes"]
-    chart = memory(phases, overhead, measured, budget, lambda phase: text(phase_name(phase)))
+    context = overhead if estimate["libraries"] else 0  # is not part of what torch measures
+    chart = memory(phases, overhead, measured, budget, lambda phase: text(phase_name(phase)), context)
     least = _MIN_SHARE * estimate["peak_bytes"]
     visible = [kind for kinds in phases.values() for kind, size in kinds.items() if size > least]
     keys = kind_keys(visible, estimate)

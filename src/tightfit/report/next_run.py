@@ -64,7 +64,7 @@ def _predicted_options(view: RunView) -> tuple[dict[str, Any] | None, list[dict[
     header = view.header
     if header and header.plan:
         return header.plan, list(header.plan["alternatives"])
-    now = {"peak_bytes": view.predicted_peak} if view.predicted_peak else None
+    now = {"peak_bytes": view.estimate["peak_bytes"]} if view.estimate else None
     return now, [recipe.model_dump() for recipe in header.smaller_recipes] if header else []
 
 

@@ -55,8 +55,10 @@ class Predicted(_Value):
     """Memory and time predicted before the first step."""
 
     peak_bytes: int | None = None
-    """None if memory could not be estimated."""
+    """Of what is measured, so on CUDA without the context; None if memory could not be estimated."""
     phases: dict[str, int] | None = None
+    context_bytes: int | None = None
+    """On CUDA: what the CUDA context was assumed to take beside that."""
     seconds_per_step: float | None = None
     """Only for a run with a budget."""
 

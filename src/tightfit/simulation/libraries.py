@@ -39,5 +39,7 @@ def library_memory(device: Device) -> list[LibraryMemory]:
 def _context_source(device: Device) -> Message:
     if device.context_bytes == measured_gpu(device.uuid).context:
         return msg("measured on this GPU")
+    if device.maker != "NVIDIA":
+        return msg("assumed, as for NVIDIA GPUs")
     low, high = map(format_bytes, published_contexts())
     return msg("assumed; others measured {low} to {high}, with CUDA 11.7 and later", low=low, high=high)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tightfit.activity import MEASURING, activity
 from tightfit.device import Device
 from tightfit.gpus import MeasuredSpeed
 
@@ -20,6 +21,11 @@ _MAX_RUNS = 200
 
 def measure_speed(device: Device) -> MeasuredSpeed:
     """Rates of operations of the size that training has, in some seconds."""
+    with activity(MEASURING):
+        return _measure(device)
+
+
+def _measure(device: Device) -> MeasuredSpeed:
     at, low = device.name, torch.bfloat16 if device.bf16 else torch.float16
     tensor = torch.zeros(_BYTES // 4, device=at)
     host = torch.zeros(_BYTES, dtype=torch.uint8, pin_memory=device.kind == "cuda")

@@ -17,6 +17,7 @@ class RngState:
         self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
         # Reading it would initialize CUDA, after which this process cannot fork any more.
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        self._mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
 
     def restore(self) -> None:
         """Set all generators back to the snapshot."""
@@ -25,6 +26,8 @@ class RngState:
         torch.set_rng_state(self._torch)
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
+        if self._mps is not None:
+            torch.mps.set_rng_state(self._mps)
 
 
 @contextlib.contextmanager

@@ -146,8 +146,14 @@ def _predicted(header: RunHeader) -> Predicted:
     estimate, seconds = header.estimate, header.seconds_per_step
     if estimate is None:
         return Predicted(seconds_per_step=seconds)
-    totals = {name: estimate["overhead_bytes"] + sum(kinds.values()) for name, kinds in estimate["phases"].items()}
-    return Predicted(peak_bytes=estimate["peak_bytes"], phases=totals, seconds_per_step=seconds)
+    context = estimate["overhead_bytes"] if estimate["libraries"] else 0
+    process = estimate["overhead_bytes"] - context
+    return Predicted(
+        peak_bytes=estimate["peak_bytes"] - context,
+        phases={name: process + sum(kinds.values()) for name, kinds in estimate["phases"].items()},
+        context_bytes=context or None,
+        seconds_per_step=seconds,
+    )
 
 
 def _best_metrics(history: list[dict[str, float]], best_step: int | None) -> dict[str, float]:

@@ -1,0 +1,116 @@
+"""Plans for the memory that a fake GPU has, and what offloading takes of the host's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from gpu.fakes import GB, run
+
+BASE = """
+    from gpu.host_values import host_values
+
+    data = folder / "long.csv"
+    rows = [f"{n % 2},{'clean ' * 150}{n}" for n in range(150)]
+    data.write_text("\\n".join(["label,text", *rows]), encoding="utf-8")
+    shape = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    base = make_config(folder / "large", **shape, max_position_embeddings=512, vocab_size=21128)
+    large = job(model=str(base), data=str(data), batch_size=32, max_length=128, random_weights=True)
+"""
+PLAN = f"""{BASE}
+    made = plan(large, device="cuda")
+    print(json.dumps([made.fits, made.chosen.upper_bound, made.recipe.specs, made.budget.size]))
+"""
+SIZES = {4: "7.5", 6: "8.6", 8: "8.6", 16: "7.5"}
+
+
+@pytest.mark.slow
+def test_a_gpu_with_more_memory_gets_a_plan_with_less_to_pay(tmp_path: Path) -> None:
+    """BERT-Large, 32 x 128 tokens: what is chosen fits the GPU, and uses more of a larger one."""
+    plans = {}
+    for size, capability in SIZES.items():
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        text = run(PLAN, folder, memory=size * GB, capability=capability)
+        plans[size] = fits, needed, specs, budget = json.loads(text.splitlines()[-1])
+        assert fits
+        assert needed <= budget <= size * GB
+        assert not any(spec.startswith(("freeze", "lora", "max-length")) for spec in specs)
+    assert [needed for _, needed, *_ in plans.values()] == sorted(needed for _, needed, *_ in plans.values())
+    assert len({tuple(specs) for _, _, specs, _ in plans.values()}) > 1
+
+
+def test_memory_that_other_processes_hold_is_not_planned_with(tmp_path: Path) -> None:
+    """Nor with what is left for the context; and the run stays beside them."""
+    code = """
+        made = plan(job(), device="cuda")
+        run = train(job(), out=folder / "run", device="cuda", quiet=True)
+        print(json.dumps([made.fits, made.budget.size, made.chosen.upper_bound, run.steps, fake_gpu.counters()]))
+    """
+    gpu = {"memory": 4 * GB, "others": 3 * GB, "context": 200 << 20}
+    fits, budget, needed, steps, counters = json.loads(run(code, tmp_path, **gpu).splitlines()[-1])
+    assert fits
+    assert needed <= budget
+    assert 0.9 * GB < budget <= 1.2 * GB  # the context that the question has created is not counted twice
+    assert (steps, counters["failed"]) == (3, 0)
+
+
+def test_too_little_memory_beside_other_processes_says_so(tmp_path: Path) -> None:
+    """The process that holds it is named, and there is no traceback."""
+    code = """
+        wide = make_model(folder / "wide", hidden_size=512, num_attention_heads=8, intermediate_size=2048)
+        try:
+            train(job(model=str(wide)), out=folder / "run", device="cuda", budget="none", quiet=True)
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    gpu = {"memory": 4 * GB, "others": 4 * GB - (420 << 20), "context": 400 << 20}
+    text = run(code, tmp_path, **gpu)
+    assert "Other processes hold 3." in text
+    assert "of the GPU's 4.00 GiB" in text
+
+
+@pytest.mark.parametrize(
+    "recipe", ["offload-optimizer", "offload-activations", "offload-optimizer offload-activations"]
+)
+def test_pinned_host_memory_is_what_was_predicted(tmp_path: Path, recipe: str) -> None:
+    """Pinned memory cannot be swapped out, so it counts in full."""
+    code = f"""
+        from gpu.host_values import host_values
+
+        sizes = {{"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024, "num_hidden_layers": 4}}
+        wide = make_model(folder / "wide", **sizes)
+        with host_values():
+            run = train(job(model=str(wide)), {recipe.split()}, out=folder / "run", device="cuda", quiet=True)
+        predicted = json.loads((folder / "run" / "start.json").read_text("utf-8"))["estimate"]["host_bytes"]
+        print(predicted, fake_gpu.counters()["pinned_peak"])
+    """
+    predicted, measured = map(int, run(code, tmp_path, memory=8 * GB).split())
+    assert predicted == pytest.approx(measured, rel=0.05)
+
+
+def test_a_run_on_the_gpu_resumes(tmp_path: Path) -> None:
+    """It is stopped after some steps; the second attempt does the rest, and has a pre-flight of its own."""
+    code = """
+        from tightfit.errors import Interrupted
+        from tightfit.training.signals import SaveAndStop
+
+        begin, end, steps = SaveAndStop.on_step_end, 2, []
+
+        def stop(self, args, state, control, **kwargs):
+            steps.append(state.global_step)
+            if len(steps) == end:
+                os.kill(os.getpid(), 15)
+            return begin(self, args, state, control, **kwargs)
+
+        SaveAndStop.on_step_end = stop
+        how = {"out": folder / "run", "device": "cuda", "quiet": True}
+        try:
+            train(job(max_steps=5), ["micro-batch:size=4", "adafactor"], **how)
+        except Interrupted as error:
+            print("stopped", "checkpoint-2" in str(error))
+        run = train(job(max_steps=5), resume=True, **how)
+        print(steps, run.steps, run.attempts)
+    """
+    assert run(code, tmp_path).splitlines()[-2:] == ["stopped True", "[1, 2, 3, 4, 5] 5 2"]
