@@ -21,6 +21,8 @@ class Buffer(NamedTuple):
     most: float = math.inf
     after_result: bool = False
     """Whether the kernel allocates its result before it."""
+    freed_first: bool = False
+    """Whether it is freed before the next buffer is allocated."""
 
 
 Scratch = Callable[[Any, tuple[Any, ...]], list[Buffer]]

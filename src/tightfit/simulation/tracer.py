@@ -119,6 +119,8 @@ def wildcard_layer(name: str) -> str:
 
 
 _DEVICE_OF = torch.ops.prim.device.default
+_MASK_FIRST = torch.ops.aten.native_dropout.default
+"""Allocates its results in the reverse order, which decides where a GPU's allocator puts them."""
 _ADD_IN_PLACE, _ADD = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
 _EMBEDDING_BACKWARD = "EmbeddingBackward0"
 _OWN_REFERENCES = 4  # to a gradient that autograd adds another one to: autograd's, those of the call, and Python's
@@ -178,10 +180,14 @@ class Tracer(_Mode):
         elif isinstance(out, torch.Tensor):
             self._track(out)
         else:
-            for value in tree_iter(out):
+            for value in reversed(out) if func is _MASK_FIRST else tree_iter(out):
                 if isinstance(value, torch.Tensor):
                     self._track(value)
-        scratch += [self.trace.alloc_buffer(buffer) for buffer in buffers if buffer.after_result]
+        for buffer in buffers:
+            if buffer.after_result:
+                scratch.append(self.trace.alloc_buffer(buffer))
+            if buffer.freed_first:
+                self.trace.free(scratch.pop())
         for block in scratch:
             self.trace.free(block)
         return out

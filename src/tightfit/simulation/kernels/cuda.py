@@ -57,15 +57,18 @@ def scratch(device: Device, func: Any, args: tuple[Any, ...]) -> list[Buffer]:
 def _attention_gradients(device: Device, query: torch.Tensor) -> list[Buffer]:
     """The backward pass of memory-efficient attention adds up gradients in fp32, in tiles of 64 tokens x 64 values.
 
-    In 16 bits, wide heads do so for keys and values too where a multiprocessor has little shared memory.
+    In 16 bits, wide heads do so for keys and values too where a multiprocessor has little shared memory. In fp32 the
+    kernel is given the sums over the product of the output and its gradient, which another kernel computes before.
     """
     rows, heads, tokens, width = query.shape
+    is_fp32 = query.dtype == torch.float32
+    product = Buffer(4 * query.numel(), after_result=True, freed_first=True)
     sums = Buffer(4 * rows * heads * tokens, after_result=True)
     tiles = -(-width // _TILE)
     all_three = tiles > 1 and query.element_size() == 2 and device.capability in (86, 89, 120)
     copies = 3 if all_three else 1
     per_token = tiles * (4 * _TILE * copies + _TILE_HEADER / _TILE)
-    return [sums, Buffer(round(rows * heads * tokens * per_token), after_result=True)]
+    return [*([product] if is_fp32 else []), sums, Buffer(round(rows * heads * tokens * per_token), after_result=True)]
 
 
 def _column_sums(device: Device, matrix: torch.Tensor, dims: Any) -> list[Buffer]:
