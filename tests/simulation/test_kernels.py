@@ -37,6 +37,14 @@ with mock.patch.dict(sys.modules, {"torch.testing._internal.common_utils": mock.
 TOKENIZER: Any = SimpleNamespace(pad_token_id=0)
 
 
+def allocations(function: Callable[[], Any], gpu: Any = GPU) -> list[int]:
+    """The sizes of all blocks, in the order of their allocation."""
+    tracer = Tracer(Trace(), scratch_on(gpu))
+    with torch._subclasses.FakeTensorMode(), kernels_of(gpu), tracer:
+        function()
+    return [block.size for block in tracer.trace.blocks]
+
+
 def live_blocks(function: Callable[[], Any], gpu: Any = GPU) -> list[int]:
     """Sizes of the blocks that are live when the function returns."""
     tracer = Tracer(Trace(), scratch_on(gpu))
@@ -63,6 +71,50 @@ def test_fused_attention_keeps_no_score_matrix(gpu: Any, dtype: torch.dtype) -> 
         return rows, torch.nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.1)
 
     assert max(live_blocks(run, gpu)) == 2 * 4 * 512 * 64 * dtype.itemsize
+
+
+def test_dropout_allocates_its_mask_first() -> None:
+    """The order decides where the allocator puts them."""
+    sizes = allocations(lambda: torch.nn.functional.dropout(torch.ones(1000), 0.1, training=True))
+    assert sizes == [4000, 1000, 4000]
+
+
+@pytest.mark.parametrize(("dtype", "buffers"), [(torch.float32, 1), (torch.float16, 0)])
+def test_attention_in_fp32_multiplies_output_and_gradient_before_its_backward_pass(
+    dtype: torch.dtype, buffers: int
+) -> None:
+    """Beside the gradients of queries, keys and values, and freed before the kernel's own buffers."""
+
+    def run() -> None:
+        rows = [torch.ones(2, 4, 96, 32, dtype=dtype, requires_grad=True) for _ in range(3)]
+        mask = torch.zeros(2, 1, 96, 96, dtype=dtype)
+        out = torch.nn.functional.scaled_dot_product_attention(*rows, attn_mask=mask)
+        before.append(len(tracer.trace.blocks))
+        torch.autograd.grad(out, rows, torch.ones_like(out))
+
+    before: list[int] = []
+    tracer = Tracer(Trace(), scratch_on(GPU))
+    with torch._subclasses.FakeTensorMode(), kernels_of(GPU), tracer:
+        run()
+    whole = 2 * 4 * 96 * 32 * dtype.itemsize
+    sizes = [block.size for block in tracer.trace.blocks[before[0] + 1 :]]
+    assert sizes[: 3 + buffers] == [whole] * (3 + buffers)
+    assert sizes.count(whole) == 3 + buffers
+
+
+def test_a_gradient_that_is_added_in_place_keeps_its_block() -> None:
+    """Freed and allocated again, it might get another one."""
+
+    def run() -> None:
+        numbers = torch.ones(8, 8, 8, requires_grad=True)
+        used = numbers * 2
+        (used * 3 + used * 5).sum().backward()
+
+    tracer = Tracer(Trace(), scratch_on(GPU))
+    with torch._subclasses.FakeTensorMode(), kernels_of(GPU), tracer:
+        run()
+    sizes = [block.size for block in tracer.trace.blocks]
+    assert sizes.count(8 * 8 * 8 * 4) == 8  # numbers, four results, two gradients of `used`, one of `numbers`
 
 
 def autocast_cases(*lists: str) -> list[Any]:
