@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -345,11 +345,16 @@ def main() -> None:
 
 def _predicted_now(record: Path) -> dict[Cell, dict[str, Any]]:
     results = {_cell_of(old): old for old in json.loads(record.read_text("utf-8"))["cells"]}
-    for number, (cell, old) in enumerate(results.items()):
-        with tempfile.TemporaryDirectory() as folder:
-            results[cell] = old | {"phases": predict_again(cell, old["phases"], Path(folder))}
-        print(number, describe(results[cell]), flush=True)
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        for number, (cell, found) in enumerate(zip(results, pool.map(_predict_result, results.values()), strict=True)):
+            results[cell] = found
+            print(number, describe(found), flush=True)
     return results
+
+
+def _predict_result(old: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return old | {"phases": predict_again(_cell_of(old), old["phases"], Path(folder))}
 
 
 def _write(path: Path, results: dict[Cell, dict[str, Any]]) -> None:

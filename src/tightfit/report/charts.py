@@ -79,8 +79,8 @@ def memory(
         if phase in predicted:
             _stacked_bar(axes, place, predicted[phase], overhead, unit)
         if phase in measured:
-            where = {"left": not_measured / unit, "color": MEASURED, "gid": "measured"}
-            axes.barh(place + (_THICK + _THIN) / 2, measured[phase] / unit, _THIN, **where)
+            middle, width, left = place + (_THICK + _THIN) / 2, measured[phase] / unit, not_measured / unit
+            axes.barh(middle, width, _THIN, left=left, color=MEASURED, gid="measured")
     if budget is not None:
         axes.axvline(budget / unit, color=BUDGET, linestyle="--", linewidth=1)
     axes.set(xlabel=unit_name, ylim=(len(phases) - 0.4, -0.5))
