@@ -77,26 +77,27 @@ def load_model(given: argparse.Namespace) -> PreTrainedModel:
     return AutoModelForSequenceClassification.from_pretrained(given.model)
 
 
-def arguments(folder: str, given: argparse.Namespace) -> TrainingArguments:
-    return TrainingArguments(
-        output_dir=folder,
-        max_steps=given.max_steps,
-        per_device_train_batch_size=given.batch_size,
-        per_device_eval_batch_size=32,
-        num_train_epochs=1,
-        logging_steps=10,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        save_total_limit=3,
-        learning_rate=2e-5,
-        weight_decay=0.01,
-        metric_for_best_model="f1",
-        load_best_model_at_end=True,
-        seed=given.seed,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-    )
+def arguments(folder: str, given: argparse.Namespace, **others) -> TrainingArguments:
+    usual = {
+        "output_dir": folder,
+        "max_steps": given.max_steps,
+        "per_device_train_batch_size": given.batch_size,
+        "per_device_eval_batch_size": 32,
+        "num_train_epochs": 1,
+        "logging_steps": 10,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "save_total_limit": 3,
+        "learning_rate": 2e-5,
+        "weight_decay": 0.01,
+        "metric_for_best_model": "f1",
+        "load_best_model_at_end": True,
+        "seed": given.seed,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(**{**usual, **others})
 
 
 def metrics(prediction) -> dict[str, float]:

@@ -378,11 +378,18 @@ def test_the_dtype_in_the_arguments_of_to_is_found(args: Any, kwargs: Any, dtype
     assert compat.dtype_of_move(*args, **kwargs) is dtype
 
 
-def test_avx512_bf16_matches_cpuinfo() -> None:
+def test_avx512_bf16_matches_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.is_file():
         pytest.skip("needs /proc/cpuinfo")
     assert compat.has_avx512_bf16() is ("avx512_bf16" in cpuinfo.read_text().split())
+
+
+@pytest.mark.parametrize("limit", ["AVX2", "avx512_core", "AVX512_CORE_VNNI"])
+def test_a_limit_of_onednn_rules_out_bf16_products(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert not compat.has_avx512_bf16()
 
 
 def test_torch_check_can_be_wrapped(monkeypatch: pytest.MonkeyPatch) -> None:

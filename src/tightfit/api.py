@@ -54,6 +54,7 @@ def plan(
     use: Sequence[str] = (),
     avoid: Sequence[str] = (),
     allow: str = "close",
+    prefer: str = "exact",
     take: int | None = None,
 ) -> Plan:
     """Choose a recipe that fits the budget: the fastest with result `same`, else the fastest with result `close`.
@@ -62,9 +63,10 @@ def plan(
     Raises DoesNotFit with the closest plan if no recipe fits. With `take=2`, the second alternative is chosen instead.
 
     `use` pins strategies, `avoid` excludes some, and `allow="different"` also allows those that change what is trained.
+    With `prefer="speed"` the fastest recipe is chosen, whether its result is `same` or `close`.
     The batch size, the epochs and the learning rate never change.
     """
-    constraints = Constraints.of(use, avoid, allow)
+    constraints = Constraints.of(use, avoid, allow, prefer)
     limit = budget if isinstance(budget, Budget) else Budget.of(budget, device)
     job = with_task(job)
     made = _run_alone(_plan, _checked(job), limit, constraints, take)
@@ -154,6 +156,7 @@ def train(
     budget: str | int | None = None,
     avoid: Sequence[str] = (),
     allow: str = "close",
+    prefer: str = "exact",
     planned: Sequence[str] | None = None,
     resume: bool = False,
     report_to: Sequence[str] = (),
@@ -187,6 +190,7 @@ def train(
         "budget": budget,
         "avoid": avoid,
         "allow": allow,
+        "prefer": prefer,
         "planned": planned,
         "resume": resume,
         "report_to": report_to,
@@ -242,11 +246,12 @@ def _select_apart(
     budget: str | int | None,
     avoid: Sequence[str],
     allow: str,
+    prefer: str,
     planned: Sequence[str] | None,
     resume: bool,
     **others: Any,
 ) -> Selection | None:
-    constraints = Constraints.of(specs, avoid, allow)
+    constraints = Constraints.of(specs, avoid, allow, prefer)
     given = None if planned is None else Recipe.parse(planned)
     if resume or not is_chosen(budget, given or Recipe.parse(specs)):
         return None

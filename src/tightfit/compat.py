@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -173,10 +174,15 @@ def dtype_of_move(*args: Any, **kwargs: Any) -> torch.dtype | None:
 
 
 def has_avx512_bf16() -> bool:
-    """Whether the CPU has bf16 matmul instructions; False if torch cannot check."""
+    """Whether the CPU has bf16 matmul instructions that oneDNN may use; False if torch cannot check."""
     import torch
 
-    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+    is_allowed = limit in ("", "DEFAULT", "ALL") or limit.startswith(_WITH_BF16)
+    return is_allowed and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+
+
+_WITH_BF16 = ("AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX512_CORE_AMX", "AVX10")
 
 
 def wrap_check(module: ModuleType, wrap: Callable[[Any], Any]) -> None:

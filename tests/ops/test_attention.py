@@ -111,3 +111,21 @@ def test_dropout_keeps_the_mean_and_applies_the_same_mask_to_gradients() -> None
     assert float(out.detach().mean()) == pytest.approx(1, abs=0.01)
     out.sum().backward()
     assert torch.equal(values.grad, out.detach())
+
+
+def test_in_bf16_products_are_rounded_and_softmax_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside fp32 attention with the same dropout mask, the error is that of bf16 products."""
+    monkeypatch.setattr(attention, "draw_seed", lambda like: 7)
+    wide = inputs(length=64, size=16)
+    narrow = [tensor.detach().to(torch.bfloat16).requires_grad_() for tensor in wide]
+    padding = masks("padding", 5, 64)
+    grad_out = torch.randn(5, 64, 4, 16)
+    results = []
+    for operands in (wide, narrow):
+        out, _ = attention.tiled_attention(SimpleNamespace(is_causal=False), *operands, padding, dropout=P)
+        assert out.dtype is operands[0].dtype
+        gradients = torch.autograd.grad(out, operands, grad_out.to(out.dtype))
+        results.append([out, *gradients])
+    for exact, rounded in zip(*results, strict=True):
+        assert rounded.dtype is torch.bfloat16
+        assert float((rounded.float() - exact).norm() / exact.norm()) < 0.02

@@ -17,7 +17,7 @@ from tightfit.strategies import base
 from tightfit.strategies.base import Case, Stage
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden" / "candidates.json").read_text())
-CPU = Device("cpu", "CPU", bf16=True, fp16=False)
+CPU = Device("cpu", "CPU", bf16=True, fp16=False, bf16_products=False)
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: golden["name"])
@@ -41,3 +41,17 @@ def test_the_offers_make_the_recipes_of_the_golden_sets(
 
 def digest(recipes: set[str]) -> str:
     return hashlib.sha256("\n".join(sorted(recipes)).encode()).hexdigest()[:16]
+
+
+def test_a_cpu_with_instructions_for_it_also_computes_in_16_bits() -> None:
+    """On other CPUs the recipes are those of the golden sets, none of them in 16 bits."""
+    with_products = replace(CPU, bf16_products=True)
+    recipes = {device: _usual(device) for device in (CPU, with_products)}
+    added = recipes[with_products] - recipes[CPU]
+    assert recipes[CPU] < recipes[with_products]
+    assert all("mixed-precision" in specs for specs in added)
+
+
+def _usual(device: Device) -> set[str]:
+    case = Case(device, 32, 128, 12, Stage.USUAL)
+    return {" ".join(recipe.specs) for recipe in candidates(case, Constraints())}

@@ -58,6 +58,13 @@ Allow = Annotated[
         "smaller one fits. [default: close]"
     ),
 ]
+Prefer = Annotated[
+    str | None,
+    typer.Option(
+        help="What counts if a recipe with result `same` and a faster one with result `close` fit: exact takes the "
+        "first, speed the faster one. [default: exact]"
+    ),
+]
 Use = Annotated[
     list[str] | None,
     typer.Option(
@@ -97,6 +104,7 @@ def plan(
     use: Use = None,
     avoid: Avoid = None,
     allow: Allow = None,
+    prefer: Prefer = None,
     take: Annotated[
         int | None, typer.Option(help="Choose alternative N of the printed plan instead.", metavar="N")
     ] = None,
@@ -107,12 +115,13 @@ def plan(
     """Choose a recipe (a set of strategies) that fits a memory budget. Prints the reasons and the alternatives.
 
     The chosen recipe is the fastest with result `same` that fits; if there is none, the fastest with result `close`.
+    With `--prefer speed` it is the fastest of both.
     """
     job, specs = _job_and_recipe(file, settings, use, "plan")
     with prefetched(job):
         from tightfit.cli.planning import Request, next_command, run_plan
 
-        request = Request(budget, device, use, avoid, allow).merged_with(file, specs, allow_absent_gpu=True)
+        request = Request(budget, device, use, avoid, allow, prefer).merged_with(file, specs, allow_absent_gpu=True)
         made = run_plan(job, request, take=take, out=out, export=export, quiet=as_json)
     if as_json:
         print_json(made.to_json())
@@ -143,6 +152,7 @@ def train(
     use: Use = None,
     avoid: Avoid = None,
     allow: Allow = None,
+    prefer: Prefer = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Run folder for model, report, run.json and checkpoints. [default: runs/MODEL-DATA-NUMBER]"),
@@ -176,7 +186,7 @@ def train(
     from tightfit.api import train as run_training
     from tightfit.cli.planning import Request, planned_recipe
 
-    given = Request(budget, device, use, avoid, allow)
+    given = Request(budget, device, use, avoid, allow, prefer)
     request = given.merged_with(file, specs)
     run = run_training(
         job,

@@ -30,7 +30,7 @@ _LONGEST_NAME = 25  # a longer one has a line of its own
 
 _OPTION_GROUPS: tuple[tuple[Message, tuple[str, ...]], ...] = (
     (msg("Model and data"), ("model", "data", "validation", "task", "text", "label", "random_weights")),
-    (msg("Memory"), ("budget", "device", "use", "avoid", "allow", "take", "probe")),
+    (msg("Memory"), ("budget", "device", "use", "avoid", "allow", "prefer", "take", "probe")),
     (
         msg("Training"),
         (

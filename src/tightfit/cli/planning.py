@@ -32,6 +32,7 @@ class Request:
     use: Sequence[str] | None = None
     avoid: Sequence[str] | None = None
     allow: str | None = None
+    prefer: str | None = None
 
     def merged_with(self, file: Path | None, specs: Sequence[str], *, allow_absent_gpu: bool = False) -> Request:
         """Fill missing options from a file: from a plan all its constraints, from a job file its `use`."""
@@ -42,12 +43,17 @@ class Request:
     @property
     def constraints(self) -> dict[str, Any]:
         """Keyword arguments for `plan` and `train`."""
-        return {"use": self.use or (), "avoid": self.avoid or (), "allow": self.allow or "close"}
+        return {
+            "use": self.use or (),
+            "avoid": self.avoid or (),
+            "allow": self.allow or "close",
+            "prefer": self.prefer or "exact",
+        }
 
     @property
     def has_constraints(self) -> bool:
         """Whether the options may require another recipe than the planned one."""
-        return (self.use, self.avoid, self.allow) != (None, None, None)
+        return any(given is not None for given in (self.use, self.avoid, self.allow, self.prefer))
 
 
 def run_plan(
@@ -110,7 +116,8 @@ def _options(job: Job, request: Request, *, with_device: bool) -> list[str]:
     arguments = [word for name, value in changed.items() for word in _option(name, value)]
     arguments += [word for spec in request.use or () for word in ("--use", spec)]
     arguments += [word for name in request.avoid or () for word in ("--avoid", name)]
-    return [*arguments, *(("--allow", request.allow) if request.allow else ())]
+    arguments += ("--allow", request.allow) if request.allow else ()
+    return [*arguments, *(("--prefer", request.prefer) if request.prefer else ())]
 
 
 def _option(name: str, value: Any) -> tuple[str, ...]:
@@ -140,7 +147,8 @@ def read_plan_header(file: Path) -> PlanHeader | None:
 def _from_header(header: PlanHeader, *, allow_absent_gpu: bool) -> Request:
     """The options a plan was made with; without its GPU, unless a GPU known by name is enough."""
     known = header.device == "cpu" or (allow_absent_gpu and find_gpu(header.device) is not None)
-    return Request(header.budget, header.device if known else None, header.use, header.avoid, header.allow)
+    device = header.device if known else None
+    return Request(header.budget, device, header.use, header.avoid, header.allow, header.prefer)
 
 
 def _check_names(out: Path | None, export: Path | None) -> None:

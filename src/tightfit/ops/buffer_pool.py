@@ -37,14 +37,14 @@ class BufferPool:
         """Make new blocks large enough for the largest chunk while this one runs."""
         self._growth = max(1.0, most_tokens / (chunk.shape[0] * chunk.shape[1]))
 
-    def empty(self, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """An uninitialized tensor in an unused block, or in a new one."""
-        count = math.prod(shape)
-        block = self._unused(count * like.element_size())
+        count, empty = math.prod(shape), like.new_empty(0, dtype=dtype)
+        block = self._unused(count * empty.element_size())
         if block is None:
-            block = like.new_empty(math.ceil(count * self._growth)).untyped_storage()
+            block = empty.new_empty(math.ceil(count * self._growth)).untyped_storage()
             self._blocks.append(block)
-        return like.new_empty(0).set_(block, 0, tuple(shape))
+        return empty.set_(block, 0, tuple(shape))
 
     def _unused(self, size: int) -> torch.UntypedStorage | None:
         most = _MAX_WASTE * self._growth * size  # a small chunk uses blocks made for the largest
@@ -87,18 +87,18 @@ class _Thread(threading.local):
 _this_thread = _Thread()
 
 
-def pooled_or_none(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor | None:
+def pooled_or_none(shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor | None:
     """An uninitialized tensor from the active pool; None if there is none or the tensor is small."""
-    pool = _this_thread.active
-    if pool is None or not pool.in_this_backward or math.prod(shape) * like.element_size() < MIN_BYTES:
+    pool, item = _this_thread.active, (dtype or like.dtype).itemsize
+    if pool is None or not pool.in_this_backward or math.prod(shape) * item < MIN_BYTES:
         return None
-    return pool.empty(shape, like)
+    return pool.empty(shape, like, dtype)
 
 
-def pooled_empty(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+def pooled_empty(shape: Sequence[int], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialized tensor, from the active pool if there is one."""
-    pooled = pooled_or_none(shape, like)
-    return like.new_empty(shape) if pooled is None else pooled
+    pooled = pooled_or_none(shape, like, dtype)
+    return like.new_empty(shape, dtype=dtype) if pooled is None else pooled
 
 
 def release_active() -> None:

@@ -1,12 +1,14 @@
-"""In-place accumulation of weight gradients over the chunks of a layer.
+"""In-place accumulation of weight gradients over the chunks of a layer, also where its products are in bf16.
 
 autograd computes a weight gradient for every chunk and adds it to the one before: each time it
 allocates, writes, reads and frees memory as large as the weight. Here the product of a later chunk is added in place,
-and autograd receives the sum with the last chunk.
+and autograd receives the sum with the last chunk. A gradient that is computed in bf16 is added in fp32, a few rows at a
+time, without a copy of it in bf16.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +17,24 @@ from torch import nn
 
 from tightfit.compat import current_graph_task_id
 from tightfit.ops.buffer_pool import pooled_or_none
+from tightfit.ops.fake import representative
+
+_TILE = 1 << 18  # elements of a gradient that stay in the cache
+
+
+class NarrowWeight:
+    """A copy of a weight in bf16, kept as long as the graph of a micro-batch holds it."""
+
+    def __init__(self) -> None:
+        self._copy: weakref.ref[torch.Tensor] | None = None
+
+    def of(self, weight: torch.Tensor) -> torch.Tensor:
+        """The copy of this weight."""
+        copy = self._copy() if self._copy is not None else None
+        if copy is None:
+            copy = weight.detach().to(torch.bfloat16)
+            self._copy = weakref.ref(copy)
+        return copy
 
 
 class WeightGradSum:
@@ -23,29 +43,50 @@ class WeightGradSum:
     def __init__(self, chunks: int) -> None:
         self.chunks, self.calls, self.seen = chunks, 0, 0
         self._total: torch.Tensor | None = None
+        self._factor: torch.Tensor | None = None
 
-    def count_forward(self) -> None:
-        """Count a call in the forward pass; calls in the backward pass are recomputation and get no gradient."""
-        if current_graph_task_id() == -1:
-            self.calls += 1
+    def count_forward(self, factor: torch.Tensor) -> None:
+        """Count a call in the forward pass; calls in the backward pass are recomputation and get no gradient.
 
-    def add(self, gradient: torch.Tensor, states: torch.Tensor) -> torch.Tensor | None:
-        """Return the summed gradient after the last chunk, None before it.
+        The factor, which may be a copy of the weight, is kept for the other chunks of a pass.
+        """
+        is_forward = current_graph_task_id() == -1
+        self.calls += is_forward
+        self._factor = factor if self.chunks > 1 and not (is_forward and self.calls == self.chunks) else None
+
+    def add(self, gradient: torch.Tensor, states: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return the summed gradient in the weight's dtype after the last chunk, None before it.
 
         If the weight is used more than once per chunk, autograd accumulates instead.
         """
         if self.calls != self.chunks:
-            return gradient.T @ states
+            return _add_product(None, gradient.T, states, dtype)
         self.seen += 1
-        if self._total is None:
-            self._total = gradient.T @ states
-        else:
-            torch.addmm(self._total, gradient.T, states, out=self._total)
+        self._total = _add_product(self._total, gradient.T, states, dtype)
         return self._flush() if self.seen == self.chunks else None
 
     def _flush(self) -> torch.Tensor | None:
-        total, self._total, self.seen = self._total, None, 0
+        total, self._total, self._factor, self.seen = self._total, None, None, 0
         return total
+
+
+def _add_product(
+    total: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """`total` plus left @ right, in place; a new tensor without `total`."""
+    if left.dtype is dtype:
+        return left @ right if total is None else torch.addmm(total, left, right, out=total)
+    out = left.new_empty((len(left), right.shape[1]), dtype=dtype) if total is None else total
+    rows = max(1, min(len(left), _TILE // right.shape[1]))
+    product, wide = (left.new_empty((rows, right.shape[1]), dtype=each) for each in (left.dtype, dtype))
+    tiles = zip(left.split(rows), out.split(rows), strict=True)
+    for tile, tile_out in representative(tiles, len(left) / rows, like=left):
+        torch.mm(tile, right, out=product[: len(tile)])
+        if total is None:
+            tile_out.copy_(product[: len(tile)])
+        else:
+            tile_out.add_(wide[: len(tile)].copy_(product[: len(tile)]))
+    return out
 
 
 def accumulate_in_place(modules: Iterable[nn.Module]) -> list[AccumulatingLinear]:
@@ -54,9 +95,9 @@ def accumulate_in_place(modules: Iterable[nn.Module]) -> list[AccumulatingLinear
     found = []
     for linear in linears:
         if isinstance(getattr(linear.forward, "__self__", None), nn.Linear):  # not replaced by another library
-            accumulating = AccumulatingLinear(linear)
-            linear.forward = accumulating
-            found.append(accumulating)
+            linear.forward = AccumulatingLinear(linear)
+        if isinstance(linear.forward, AccumulatingLinear):
+            found.append(linear.forward)
     return found
 
 
@@ -65,6 +106,8 @@ class AccumulatingLinear:
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear, self.sum = linear, WeightGradSum(1)
+        self.narrow: NarrowWeight | None = None
+        """The weight for products in bf16 under autocast."""
 
     def start_batch(self, chunks: int) -> None:
         """Start a new sum for a batch of this many chunks."""
@@ -72,12 +115,27 @@ class AccumulatingLinear:
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
         weight, bias = self.linear.weight, self.linear.bias
-        if self.sum.chunks == 1 or torch.is_autocast_enabled(states.device.type) or not _need_grad(states, weight):
+        is_autocast = torch.is_autocast_enabled(states.device.type)
+        if is_autocast and self.narrow is not None:
+            return self._in_bf16(states.to(torch.bfloat16), self.narrow)
+        if self.sum.chunks == 1 or is_autocast or not _need_grad(states, weight):
             return nn.functional.linear(states, weight, bias)
-        self.sum.count_forward()
+        return self._accumulating(states, weight)
+
+    def _in_bf16(self, states: torch.Tensor, narrow: NarrowWeight) -> torch.Tensor:
+        weight = self.linear.weight
+        if _need_grad(states, weight):
+            return self._accumulating(states, narrow.of(weight))
+        is_trained = torch.is_grad_enabled() and weight.requires_grad
+        return nn.functional.linear(states, weight if is_trained else narrow.of(weight), self.linear.bias)
+
+    def _accumulating(self, states: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """The product with the weight or with its copy, the factor."""
+        self.sum.count_forward(factor)
         saved: list[Any] = []
-        states = _SaveInputs.apply(states, weight, saved)
-        out: torch.Tensor = _Linear.apply(states, weight, bias, self.sum, saved[0])
+        states = _SaveInputs.apply(states, factor, saved)
+        linear = self.linear
+        out: torch.Tensor = _Linear.apply(states, linear.weight, linear.bias, factor.detach(), self.sum, saved[0])
         return out
 
 
@@ -106,24 +164,31 @@ class _SaveInputs(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, sum: WeightGradSum, saved: Any
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        factor: torch.Tensor,
+        sum: WeightGradSum,
+        saved: Any,
     ) -> torch.Tensor:
-        ctx.sum, ctx.saved = sum, saved
-        pooled = pooled_or_none((*states.shape[:-1], len(weight)), states)
+        ctx.sum, ctx.saved, ctx.dtype = sum, saved, weight.dtype
+        bias = None if bias is None else bias.to(factor.dtype)
+        pooled = pooled_or_none((*states.shape[:-1], len(factor)), states)
         if pooled is None:
-            return nn.functional.linear(states, weight, bias)
+            return nn.functional.linear(states, factor, bias)
         flat, out = states.flatten(0, -2), pooled.flatten(0, -2)
-        torch.mm(flat, weight.T, out=out) if bias is None else torch.addmm(bias, flat, weight.T, out=out)
+        torch.mm(flat, factor.T, out=out) if bias is None else torch.addmm(bias, flat, factor.T, out=out)
         return pooled
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight = ctx.saved.saved_tensors
+        states, factor = ctx.saved.saved_tensors
         needed = ctx.needs_input_grad
         flat = gradient.flatten(0, -2)
-        grad_states = _grad_input(flat, weight, states) if needed[0] else None
-        grad_weight = ctx.sum.add(flat, states.flatten(0, -2)) if needed[1] else None
-        return grad_states, grad_weight, flat.sum(0) if needed[2] else None, None, None
+        grad_states = _grad_input(flat, factor, states) if needed[0] else None
+        grad_weight = ctx.sum.add(flat, states.flatten(0, -2), ctx.dtype) if needed[1] else None
+        return grad_states, grad_weight, flat.sum(0) if needed[2] else None, *[None] * 3
 
 
 def _grad_input(gradient: torch.Tensor, weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

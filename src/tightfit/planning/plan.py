@@ -132,6 +132,14 @@ class Plan(Display):
         return self.chosen.fits(self.budget)
 
     @property
+    def speedup(self) -> float | None:
+        """How many times faster the fastest alternative with more effect on the result is; None if none is faster."""
+        chosen = self.chosen.seconds_per_step
+        others = [o.seconds_per_step for o in self.alternatives if o.result.severity > self.chosen.result.severity]
+        fastest = min((seconds for seconds in others if seconds is not None), default=None)
+        return None if chosen is None or fastest is None or fastest >= chosen else chosen / fastest
+
+    @property
     def shortfall(self) -> Message:
         """What the closest recipe needs, and the first suggestion to make it fit."""
         budget, needed = self.budget.title, format_bytes(self.chosen.upper_bound)
@@ -166,6 +174,7 @@ class Plan(Display):
             "reasons": list(self.reasons),
             "reason_details": [reason.to_json() for reason in self.reason_details],
             "alternatives": [option.to_json() for option in self.alternatives],
+            "speedup": None if self.speedup is None else round(self.speedup, 2),
             "rejected": list(self.rejected),
             "length_advice": list(self.length_advice),
             "suggestions": list(self.suggestions),

@@ -30,9 +30,10 @@ class PlanHeader(BaseModel):
     """Such as "4096MB", or "auto": what the device has free when the plan is used."""
     device: str
     use: list[str] = []
-    """With `avoid` and `allow`, the constraints to plan again with if the plan no longer fits."""
+    """With `avoid`, `allow` and `prefer`, the constraints to plan again with if the plan no longer fits."""
     avoid: list[str] = []
     allow: str = "close"
+    prefer: str = "exact"
     peak_bytes: int = Field(ge=0)
     seconds_per_epoch: float | None = Field(ge=0)
     """None for a GPU whose speed is not known."""

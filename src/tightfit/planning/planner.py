@@ -1,7 +1,7 @@
 """The planner: estimates the candidate recipes once and then plans for any budget.
 
-A recipe that leaves the result the same is preferred to one that leaves it close; among those that fit the budget the
-fastest is chosen.
+A recipe that leaves the result the same is preferred to one that leaves it close, unless the user prefers speed; among
+those that fit the budget the fastest is chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.planning.candidate_estimates import CandidateEstimates
 from tightfit.planning.candidates import candidates, offered
-from tightfit.planning.constraints import Constraints
+from tightfit.planning.constraints import Constraints, Prefer
 from tightfit.planning.plan import (
     CandidateEstimate,
     Option,
@@ -72,7 +72,7 @@ class Planner:
 
     def _plan_within(self, budget: Budget, constraints: Constraints, take: int | None) -> Plan:
         candidates = self._allowed(budget, constraints)
-        ranking = Ranking(self.candidates, budget)
+        ranking = Ranking(self.candidates, budget, constraints.prefer)
         fitting = ranking.fitting(candidates)
         if fitting:
             options = [*self._preferred(budget, constraints), *fitting, *ranking.smaller(candidates, fitting)]
@@ -152,9 +152,10 @@ class Planner:
         return candidates
 
     def _preferred(self, budget: Budget, constraints: Constraints) -> list[Option]:
-        """The baseline, if nobody asked for less memory than there is and it fits."""
+        """The baseline, if nobody asked for less memory than there is, or for speed, and it fits."""
         baseline = self.option(Recipe())
-        fits = budget.is_auto and not constraints.pinned and baseline is not None and baseline.fits(budget)
+        is_asked = budget.is_auto and not constraints.pinned and constraints.prefer is Prefer.EXACT
+        fits = is_asked and baseline is not None and baseline.fits(budget)
         return [baseline] if fits and baseline is not None else []
 
     def _plan(

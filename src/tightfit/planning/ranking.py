@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tightfit.device import Budget
 from tightfit.planning.candidate_estimates import CandidateEstimates
+from tightfit.planning.constraints import Prefer
 from tightfit.planning.plan import CandidateEstimate, Option
 
 _ALTERNATIVES = 5
@@ -14,20 +15,33 @@ _ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Ranking:
-    """Candidates against a budget: first the effect on the result, then the time."""
+    """Candidates against a budget: first the effect on the result, then the time; or by time alone."""
 
     estimates: CandidateEstimates
     budget: Budget
+    prefer: Prefer = Prefer.EXACT
 
     def fitting(self, candidates: Iterable[CandidateEstimate]) -> list[Option]:
         """The best few options; skips other settings of the same strategies and recipes that take about as long."""
-        best: list[CandidateEstimate] = []
-        for candidate in sorted(candidates, key=_by_effect_and_time):
+        candidates, best = list(candidates), list[CandidateEstimate]()
+        order = _by_effect_and_time if self.prefer is Prefer.EXACT else _by_time
+        for candidate in sorted(candidates, key=order):
             if not any(candidate.is_similar(other) for other in best) and self._fits(candidate):
                 best.append(candidate)
             if len(best) > _ALTERNATIVES:
                 break
+        if best and (faster := self._faster(candidates, best[0])) is not None:
+            best = [best[0], faster, *(other for other in best[1:] if not other.is_similar(faster))]
         return [self.estimates.option(candidate) for candidate in best]
+
+    def _faster(self, candidates: Iterable[CandidateEstimate], chosen: CandidateEstimate) -> CandidateEstimate | None:
+        """The fastest that fits with more effect on the result than the chosen one, if it is faster."""
+        for candidate in sorted(candidates, key=_by_time):
+            if candidate.is_similar(chosen) or candidate.seconds_per_step >= chosen.seconds_per_step:
+                return None
+            if candidate.severity > chosen.severity and self._fits(candidate):
+                return candidate
+        return None
 
     def smaller(self, candidates: Iterable[CandidateEstimate], shown: list[Option]) -> list[Option]:
         """The smallest option, if it fits and is not among the shown ones."""
@@ -55,6 +69,10 @@ class Ranking:
 
 def _by_effect_and_time(candidate: CandidateEstimate) -> tuple[int, float]:
     return candidate.severity, candidate.seconds_per_step
+
+
+def _by_time(candidate: CandidateEstimate) -> float:
+    return candidate.seconds_per_step
 
 
 def _by_memory(candidate: CandidateEstimate) -> int:

@@ -360,7 +360,12 @@ def sections(plan: Plan) -> Iterator[tuple[Message, Sequence[Message]]]:
 
 def _same_before_close(plan: Plan) -> Iterator[Message]:
     """Why a `close` recipe was not chosen, although it may be faster."""
-    if plan.chosen.result is Result.SAME and any(option.result is Result.CLOSE for option in plan.alternatives):
+    if plan.speedup is not None:
+        yield msg(
+            "A `close` recipe (different numbers, same quality) is {factor:.1f} × faster: --prefer speed",
+            factor=plan.speedup,
+        )
+    elif plan.chosen.result is Result.SAME and any(option.result is Result.CLOSE for option in plan.alternatives):
         yield msg("`close` recipes (different numbers, same quality) are used only if no `same` recipe fits.")
 
 

@@ -42,7 +42,7 @@ class BF16Weights(Strategy):
 
     @classmethod
     def offers(cls, case: Case) -> Sequence[Strategy]:
-        usable = case.device.kind == "cuda" and case.device.bf16
+        usable = case.device.kind != "mps" and case.device.bf16 and case.device.bf16_products
         return (cls(),) if usable and case.stage in (Stage.SMALL, Stage.SMALLEST) else ()
 
     def suits(self, others: Sequence[Strategy], case: Case) -> bool:

@@ -39,19 +39,23 @@ class MixedPrecision(Strategy):
 
     @classmethod
     def offers(cls, case: Case) -> Sequence[Strategy]:
-        """Only on GPUs: a CPU without 16-bit instructions is slower with it."""
-        return (cls(),) if case.device.kind != "cpu" and case.stage < Stage.FEWER_PARAMETERS else ()
+        """On GPUs, and on CPUs with instructions for it: others are slower with it."""
+        return (cls(),) if case.device.bf16_products and case.stage < Stage.FEWER_PARAMETERS else ()
 
     @classmethod
     def why_not_offered(cls, device: Device) -> Message | None:
-        if device.kind != "cpu":
+        if device.bf16_products:
             return None
-        return msg("a CPU computes no faster in 16 bits; add --use {name} to try it", name=cls.name)
+        return msg("this CPU computes no faster in 16 bits; add --use {name} to try it", name=cls.name)
 
     def apply(self, parts: Parts) -> Parts:
         precision = self.choose(parts.device)
         dtype, device = precision.value, parts.device.label
         note = msg("mixed-precision: computing in {dtype} on {device}", dtype=dtype, device=device)
+        if parts.device.kind == "cpu":
+            from tightfit.ops.bf16_products import use_bf16_products
+
+            use_bf16_products(parts.model)
         return replace(parts, precision=precision, notes=(*parts.notes, note))
 
     def choose(self, device: Device) -> Precision:
@@ -78,8 +82,8 @@ class MixedPrecision(Strategy):
 
 MixedPrecision.zh = {
     MixedPrecision.summary: "用 16 位精度计算（bf16，或配合 loss scaling 的 fp16），权重仍为 fp32",
-    "a CPU computes no faster in 16 bits; add --use {name} to try it": (
-        "CPU 用 16 位计算并不更快；要尝试请加 --use {name}"
+    "this CPU computes no faster in 16 bits; add --use {name} to try it": (
+        "这个 CPU 用 16 位计算并不更快；要尝试请加 --use {name}"
     ),
     "mixed-precision: computing in {dtype} on {device}": "mixed-precision：在 {device} 上用 {dtype} 计算",
     "'{spec}' cannot be used: {device} has neither bf16 nor fp16. {suggestion}": (

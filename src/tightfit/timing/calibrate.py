@@ -28,7 +28,7 @@ from tightfit.timing.predicted_step_time import Rates
 _HEAD = 64
 SHAPES = ((2, 64, 384), (4, 128, 384), (8, 64, 768))  # from small to large: rows, tokens, width
 
-_VERSION = 11
+_VERSION = 12
 _BUSY = msg("the machine is busy, so times are estimated for one core; plan again when it is idle")
 _MAX_SHARE = 0.05
 _CACHE_TTL = 600  # seconds for which contended rates are reused, so that a second plan or a training run need not wait

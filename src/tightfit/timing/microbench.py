@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tightfit.compat import TorchDispatchMode
+from tightfit.device import find_device
 from tightfit.ops.dropout import RNG_WORK, RandomBits
 from tightfit.simulation.op_counts import (
     ALLOC,
@@ -188,8 +189,9 @@ def bench_matmul(call_overhead: float) -> Curve:
 
 
 def bench_16bit(call_overhead: float) -> Curve:
-    """Seconds per operation of bf16 matmuls; one shape only, since they are slow on a CPU and seldom used."""
-    return _matmul_curve(_MATMUL_SHAPES[:1], torch.bfloat16, call_overhead)
+    """Seconds per operation of bf16 matmuls; of one shape where they are slow, since they are seldom used there."""
+    shapes = _MATMUL_SHAPES if find_device("cpu").bf16_products else _MATMUL_SHAPES[:1]
+    return sorted(_matmul_curve(shapes, torch.bfloat16, call_overhead))
 
 
 def fit_matmul(rates: Rates) -> Rates:

@@ -118,6 +118,7 @@ def run_job(
     budget: str | int | None,
     avoid: Sequence[str],
     allow: str,
+    prefer: str,
     planned: Sequence[str] | None,
     selected: Selection | None,
     resume: bool,
@@ -133,7 +134,7 @@ def run_job(
         folder = out
         job, recipe = job.resolve_paths(), Recipe.parse(specs if planned is None else planned)
         check_job(job)
-        constraints, chosen = Constraints.of(specs, avoid, allow), is_chosen(budget, recipe)
+        constraints, chosen = Constraints.of(specs, avoid, allow, prefer), is_chosen(budget, recipe)
         interval = SaveInterval(job.save_steps, "steps") if job.save_steps else SaveInterval.parse(save_every)
         check_run_folder(folder, resume)
         check_trackers(report_to)

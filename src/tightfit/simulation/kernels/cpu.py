@@ -14,6 +14,7 @@ from tightfit.simulation.patches import replaced
 from tightfit.simulation.trace import Buffer
 
 MATMULS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+_PRODUCTS = MATMULS | {torch.ops.aten.mm.out, torch.ops.aten.addmm.out, torch.ops.aten.bmm.out}
 # fp32 tensors of a parameter's size that bitsandbytes allocates: the moments, the gradient, the variance and its root.
 _FP32_COPIES = {"bitsandbytes::optimizer_update_8bit_blockwise": 5, "bitsandbytes::optimizer_update_32bit": 3}
 _torch_attention = torch.nn.functional.scaled_dot_product_attention
@@ -30,7 +31,7 @@ def scratch(func: Any, args: tuple[Any, ...], *, bf16_products: bool) -> list[Bu
     """A CPU without bf16 instructions multiplies into fp32 and rounds afterwards; 8-bit state is expanded to fp32."""
     if func.namespace == "bitsandbytes":
         return [Buffer(4 * args[1].numel())] * _FP32_COPIES.get(func.name(), 0)
-    if func not in MATMULS or args[-1].dtype != torch.bfloat16 or bf16_products:
+    if func not in _PRODUCTS or args[-1].dtype != torch.bfloat16 or bf16_products:
         return []
     left, right = args[-2:]
     return [Buffer(4 * left.numel() // left.shape[-1] * right.shape[-1])]
