@@ -55,7 +55,7 @@ docs: $(VENV)/installed
 	$(BIN)/python scripts/docs.py
 
 # Benchmarks write what they measured to records/. They need ../shared with models and data, and hours.
-BENCHMARKS := step memory architectures published quality comparison recipes frozen padding plans planning hard_limit tight_budget exported_scripts plan_choice same_result tasks demo
+BENCHMARKS := step cpu_speed roofline memory architectures published quality comparison recipes frozen padding plans planning hard_limit tight_budget exported_scripts plan_choice same_result tasks demo
 
 bench: $(addprefix bench-,$(BENCHMARKS))
 

@@ -372,13 +372,31 @@ def test_a_plan_names_exactly_the_result_changing_strategies_that_it_would_consi
 
 
 def test_a_printed_plan_states_why_close_alternatives_were_not_chosen(planner: Planner) -> None:
-    rule = "`close` recipes (different numbers, same quality) are used only if no `same` recipe fits."
     plan = planner.plan(budget(1 << 40), ANY)
+    rule = "`close` recipes (different numbers, same quality) are used only if no `same` recipe fits."
+    if plan.speedup is not None:  # on a CPU that computes in 16 bits
+        assert plan.alternatives[0].result is Result.CLOSE
+        rule = f"A `close` recipe (different numbers, same quality) is {plan.speedup:.1f} × faster: --prefer speed"
     assert plan.chosen.result is Result.SAME
     assert Result.CLOSE in {option.result for option in plan.alternatives}
     assert rule in str(plan)
     assert rule not in str(planner.plan(budget(1 << 40), Constraints.of(allow="same")))
     assert rule not in str(planner.plan(budget(1 << 40), Constraints.of(use=["adafactor"])))
+
+
+def test_who_prefers_speed_gets_the_fastest_of_same_and_close(tmp_path: Path) -> None:
+    """The first alternative of the usual plan on a GPU, whose published speed is higher in 16 bits."""
+    gpu = GPUS["RTX 3060 12GB"]
+    here = planner_of(tmp_path, gpu)
+    here = replace(here, step_time=step_time_on(gpu))
+    limit = budget(2 << 30, gpu)
+    exact, speed = (here.plan(limit, Constraints.of(prefer=prefer)) for prefer in ("exact", "speed"))
+    assert (exact.chosen.result, speed.chosen.result) == (Result.SAME, Result.CLOSE)
+    assert exact.alternatives[0].recipe == speed.recipe
+    assert exact.speedup is not None
+    assert exact.speedup == pytest.approx(exact.chosen.seconds_per_step / speed.chosen.seconds_per_step)
+    assert f"{exact.speedup:.1f} × faster: --prefer speed" in str(exact)
+    assert speed.speedup is None
 
 
 def test_allow_same_gives_only_same_results(planner: Planner) -> None:
