@@ -1,13 +1,16 @@
 """Steps of our recipes beside those of transformers.Trainer, in fp32 and with bf16=True, on this machine's CPU.
 
 Each trains in a process of its own and takes a step when it is its turn, so that all meet the same machine: round by
-round, the same rows of hotel reviews, 32 of at most 128 tokens. Needs ../shared. Writes records/cpu_speed.json.
+round, the same rows of hotel reviews, 32 of at most 128 tokens. With `--threads 1` the processor's time is measured in
+place of the time that passes, so that other work on the machine does not count. Needs ../shared. Writes
+records/cpu_speed.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -22,40 +25,40 @@ from memory import model
 from quality import ROOT, split
 
 RECORD = ROOT / "records" / "cpu_speed.json"
-ROUNDS, WARM_UP, ROWS = 6, 1, 400
+ROUNDS, WARM_UP, ROWS = 4, 1, 400
 FP32, BF16 = "Trainer fp32", "Trainer bf16"
-RECIPES = {
-    "bert-base-chinese": {
-        "close": "tiled-attention mixed-precision",
-        "same": "tiled-attention micro-batch:tokens=2048",
-    },
-}
+CLOSE, SAME = "tiled-attention mixed-precision", "tiled-attention micro-batch:tokens=2048"
+PAIRS = {"bert-base-chinese": [("close", CLOSE, FP32), ("close", CLOSE, BF16), ("same", SAME, FP32)]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--child", nargs=2, metavar=("FOLDER", "KIND"))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--threads", type=int, default=None)
     given = parser.parse_args()
     if given.child:
         child(Path(given.child[0]), given.child[1])
         return
+    if given.threads:
+        os.environ["OMP_NUM_THREADS"] = str(given.threads)
     with tempfile.TemporaryDirectory() as name:
-        record = {"machine": machine(), "models": [measure(each, Path(name), given.rounds) for each in RECIPES]}
+        record = {
+            "machine": {**machine(), "threads": given.threads or os.cpu_count()},
+            "clock": "processor" if given.threads == 1 else "wall",
+            "models": [measure(each, Path(name), given.rounds) for each in PAIRS],
+        }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
     print(json.dumps(record, indent=1))
 
 
 def machine() -> dict[str, Any]:
-    import torch
-
     from tightfit.device import find_device
     from tightfit.timing.calibrate import processor_name
 
     return {
         "processor": processor_name(),
-        "threads": torch.get_num_threads(),
-        "bf16 products": find_device("cpu").bf16_products,
+        "bf16_products": find_device("cpu").bf16_products,
         "torch": version("torch"),
         "transformers": version("transformers"),
     }
@@ -63,18 +66,25 @@ def machine() -> dict[str, Any]:
 
 def measure(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     split(folder, ROWS)
-    runners = {kind: Runner(model(name, folder), folder, kind) for kind in (FP32, BF16, *RECIPES[name].values())}
-    seconds = [{kind: runner.step() for kind, runner in runners.items()} for _ in range(WARM_UP + rounds)][WARM_UP:]
-    peaks = {kind: runner.finish() for kind, runner in runners.items()}
+    weights = model(name, folder)
+    return {"model": name, "pairs": [pair(weights, folder, *each, rounds) for each in PAIRS[name]]}
+
+
+def pair(weights: Path, folder: Path, result: str, recipe: str, base: str, rounds: int) -> dict[str, Any]:
+    """Two at a time: with all of them the machine would need 20 GB."""
+    runners = [Runner(weights, folder, kind) for kind in (recipe, base)]
+    seconds = [[runner.step() for runner in runners] for _ in range(WARM_UP + rounds)][WARM_UP:]
+    peaks = [runner.finish() for runner in runners]
+    ours, theirs = (statistics.median(each) for each in zip(*seconds, strict=True))
     return {
-        "model": name,
-        "seconds": {kind: statistics.median(each[kind] for each in seconds) for kind in runners},
-        "peak_bytes": peaks,
-        "ratios": {
-            f"{result} / {base}": {"recipe": recipe, **summary([each[recipe] / each[base] for each in seconds])}
-            for result, recipe in RECIPES[name].items()
-            for base in (FP32, BF16)
-        },
+        "result": result,
+        "recipe": recipe,
+        "base": base,
+        "seconds": ours,
+        "base_seconds": theirs,
+        "peak_bytes": peaks[0],
+        "base_peak_bytes": peaks[1],
+        "ratio": summary([one / other for one, other in seconds]),
     }
 
 
@@ -120,6 +130,8 @@ def child(folder: Path, arguments: str) -> None:
     weights, kind = json.loads(arguments)
     from transformers import TrainerCallback
 
+    clock = time.process_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
+
     class Turns(TrainerCallback):
         start = 0.0
 
@@ -127,10 +139,10 @@ def child(folder: Path, arguments: str) -> None:
             if sys.stdin.readline().strip() == "stop":
                 print(f"{ANSWER}{peak_bytes()}", flush=True)
                 raise SystemExit
-            self.start = time.perf_counter()
+            self.start = clock()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            print(f"{ANSWER}{time.perf_counter() - self.start}", flush=True)
+            print(f"{ANSWER}{clock() - self.start}", flush=True)
 
     run = train_plainly if kind in (FP32, BF16) else train_with
     with tempfile.TemporaryDirectory() as out:

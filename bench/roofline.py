@@ -57,7 +57,8 @@ def main() -> None:
     record = json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {"runs": {}}
     for name in given.models or [each for each in TOKENS if each not in record["runs"]]:
         record["runs"][name] = measure(name)
-        record["machine"] = machine()
+        record["machine"] = {**machine(), "threads": torch.get_num_threads()}
+        record["clock"] = "processor" if torch.get_num_threads() == 1 else "wall"
         RECORD.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         print(name, json.dumps(record["runs"][name], indent=1), flush=True)
 
@@ -100,15 +101,20 @@ def training(job: Job, recipe: list[str], attention: str | None = None) -> Itera
             return model_loss(model, micro_batch)
 
     def step() -> float:
-        start, batching = time.perf_counter(), parts.step_batching
+        start, batching = clock(), parts.step_batching
         weighted = weighted_micro_batches(parts.model, batch, batching.limits(), sort=batching.sorts)
         train_batch(parts.model, weighted, loss, torch.Tensor.backward, no_phase)
         clip_gradients(parts.model, parts.max_grad_norm, no_phase)
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - start
+        return clock() - start
 
     yield step
+
+
+def clock() -> float:
+    """The time of the processor with one thread, so that other work on the machine does not count; else time."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def no_phase(name: str) -> contextlib.AbstractContextManager[None]:
@@ -149,9 +155,9 @@ def best_seconds(function: Any, factors: tuple[tuple[Any, ...], ...]) -> float:
     run = partial(function, *operands, out=function(*operands))
     seconds = []
     for _ in range(TRIALS):
-        start = time.perf_counter()
+        start = clock()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     return min(seconds)
 
 

@@ -78,14 +78,15 @@ def _add_product(
         return left @ right if total is None else torch.addmm(total, left, right, out=total)
     out = left.new_empty((len(left), right.shape[1]), dtype=dtype) if total is None else total
     rows = max(1, min(len(left), _TILE // right.shape[1]))
-    product, wide = (left.new_empty((rows, right.shape[1]), dtype=each) for each in (left.dtype, dtype))
+    product, wide = left.new_empty((rows, right.shape[1])), None
     tiles = zip(left.split(rows), out.split(rows), strict=True)
     for tile, tile_out in representative(tiles, len(left) / rows, like=left):
         torch.mm(tile, right, out=product[: len(tile)])
         if total is None:
             tile_out.copy_(product[: len(tile)])
-        else:
-            tile_out.add_(wide[: len(tile)].copy_(product[: len(tile)]))
+            continue
+        wide = product.new_empty(product.shape, dtype=dtype) if wide is None else wide
+        tile_out.add_(wide[: len(tile)].copy_(product[: len(tile)]))
     return out
 
 
