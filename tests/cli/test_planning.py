@@ -262,8 +262,20 @@ def test_an_exported_script_calls_tightfit_for_unusual_data(
 
 @pytest.mark.parametrize("spec", ["freeze:pattern=*.attention.*", "freeze:embeddings=true"])
 def test_an_exported_script_calls_tightfit_for_unusual_freezing(spec: str) -> None:
-    made: Any = SimpleNamespace(job=Job(model="m", data="none"), recipe=Recipe.parse([spec]))
-    assert unexportable_reason(made) == f"{spec} needs tightfit."
+    assert unexportable_reason(plan_of(spec, "cpu")) == f"{spec} needs tightfit."
+
+
+def test_an_exported_script_calls_tightfit_for_16_bits_on_a_cpu(reviews: Path) -> None:
+    """Its own linear layers and norms take less memory than those of transformers; on a GPU they are the same."""
+    job = Job(model="m", data=str(reviews))
+    assert unexportable_reason(plan_of("mixed-precision", "cpu", job)) == "mixed-precision needs tightfit."
+    assert unexportable_reason(plan_of("mixed-precision", "T4", job)) is None
+
+
+def plan_of(spec: str, device: str, job: Job | None = None) -> Any:
+    """What a script needs to know of a plan."""
+    job = job or Job(model="m", data="none")
+    return SimpleNamespace(job=job, recipe=Recipe.parse([spec]), budget=Budget.of("4GB", device))
 
 
 def test_an_exported_script_holds_out_the_rows_of_the_run(reviews: Path, tmp_path: Path) -> None:

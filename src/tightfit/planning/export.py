@@ -53,6 +53,8 @@ NOT_EXPORTABLE = [
     variant for strategy in STRATEGIES.values() for variant in strategy.variants() if variant not in EXPORTABLE
 ]
 """What a plan has to avoid so that its script does without tightfit."""
+_OWN_ON_CPU = [MixedPrecision.name]
+"""What tightfit does on a CPU in a way of its own, which needs less memory than that of transformers."""
 _READERS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 _UTF8 = ("utf-8", "utf-8-sig")
 _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "scikit-learn")
@@ -60,12 +62,21 @@ _LIBRARIES = ("torch", "transformers", "accelerate", "datasets", "scikit-learn")
 
 def unexportable_reason(plan: Plan) -> Message | None:
     """Why the script has to call tightfit; None if transformers and datasets can run the whole plan."""
-    own = [strategy.spec for strategy in plan.recipe.strategies if strategy.variant not in EXPORTABLE]
+    own = _own_specs(plan)
     if len(own) > 1:
         return msg("{specs} need tightfit.", specs=", ".join(own))
     unusual = _unusual_freezing(plan.recipe) or _unusual_task(plan.job) or _unusual_data(plan.job)
     needed = verbatim(own[0]) if own else unusual
     return msg("{what} needs tightfit.", what=needed) if needed else None
+
+
+def _own_specs(plan: Plan) -> list[str]:
+    """The strategies that only tightfit can run."""
+    return [strategy.spec for strategy in plan.recipe.strategies if strategy.variant in _own_variants(plan)]
+
+
+def _own_variants(plan: Plan) -> list[str]:
+    return [*NOT_EXPORTABLE, *(_OWN_ON_CPU if plan.budget.device.kind == "cpu" else ())]
 
 
 def reader_of(job: Job) -> str:
@@ -160,10 +171,10 @@ def _plain(plan: Plan, *, peak: int | None = None, process: int | None = None, m
 
 
 def _how_to_get_a_plain_one(plan: Plan, why: Message) -> tuple[Message, ...]:
-    own = [strategy.spec for strategy in plan.recipe.strategies if strategy.variant not in EXPORTABLE]
+    own = _own_specs(plan)
     if not own:
         return (msg("the script calls tightfit: {why}", why=why),)
-    avoid = " ".join(f"--avoid {variant}" for variant in NOT_EXPORTABLE)
+    avoid = " ".join(f"--avoid {variant}" for variant in _own_variants(plan))
     note = msg(
         "the script calls tightfit, since transformers alone cannot do {own}; "
         "a plan that needs no tightfit: add {avoid}",
