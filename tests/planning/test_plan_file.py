@@ -42,7 +42,7 @@ def test_a_plan_file_is_also_a_job_file(file: Path, made: Plan) -> None:
 def test_train_uses_the_plans_recipe_and_budget_unless_the_command_line_overrides_them(file: Path, made: Plan) -> None:
     assert planned_recipe(file, made.job, made.recipe.specs) == made.recipe.specs
     request = Request().merged_with(file, made.recipe.specs)
-    assert request == Request(f"{1 << 20}MB", "cpu", [], [], "close")
+    assert request == Request(f"{1 << 20}MB", "cpu", [], [], "close", "exact")
     assert Request("2GB", "cuda", ["micro-batch"]).merged_with(file, []) == replace(
         request, budget="2GB", device="cuda", use=["micro-batch"]
     )

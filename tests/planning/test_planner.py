@@ -26,6 +26,7 @@ from tightfit.planning.training_recipe import Selector
 from tightfit.report.terminal import plan_as_text
 from tightfit.simulation.error_margin import PROCESS_NOISE
 from tightfit.simulation.job_simulation import SimulationSetup
+from tightfit.simulation.op_counts import MATMUL, MATMUL_16BIT
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import Case, Result, Stage
 from tightfit.strategies.recipe import Recipe, parse_strategy
@@ -36,10 +37,11 @@ ANY = Constraints()
 SLACK = PROCESS_NOISE["cpu"]
 ROOMY = 1 << 30  # for the tiny model, and less than any machine has: more would be warned of
 ORDER = list(Result)
+FP32_CPU = replace(CPU, bf16_products=False)
 LAST_RESORTS = (Stage.USUAL, Stage.SMALL, Stage.SMALLEST)
 
 
-def recipes_of(*stages: Stage, device: Device = CPU, constraints: Constraints = ANY) -> list[Recipe]:
+def recipes_of(*stages: Stage, device: Device = FP32_CPU, constraints: Constraints = ANY) -> list[Recipe]:
     """The candidates of these stages for a batch of 16 and six layers."""
     where = device, 16, 24, 6
     cases = [Case(*where, stage, avoided=constraints.avoided, pinned=constraints.pinned) for stage in stages]
@@ -247,7 +249,7 @@ def test_if_nothing_fits_the_closest_plan_suggests_a_budget_that_fits(planner: P
 def test_a_budget_below_the_process_and_the_weights_is_refused_before_anything_is_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = planner_of(tmp_path)
+    planner = planner_of(tmp_path, FP32_CPU)  # in bf16 the weights would take half
     monkeypatch.setattr(SimulationSetup, "trace", lambda *_: pytest.fail("simulated"))
     least = bare(planner).size
     with pytest.raises(DoesNotFit, match=r"is less than 1\.00 MiB for the process itself and .* --budget") as error:
@@ -385,12 +387,11 @@ def test_a_printed_plan_states_why_close_alternatives_were_not_chosen(planner: P
 
 
 def test_who_prefers_speed_gets_the_fastest_of_same_and_close(tmp_path: Path) -> None:
-    """The first alternative of the usual plan on a GPU, whose published speed is higher in 16 bits."""
-    gpu = GPUS["RTX 3060 12GB"]
-    here = planner_of(tmp_path, gpu)
-    here = replace(here, step_time=step_time_on(gpu))
-    limit = budget(2 << 30, gpu)
-    exact, speed = (here.plan(limit, Constraints.of(prefer=prefer)) for prefer in ("exact", "speed"))
+    """The first alternative of the usual plan, where products in 16 bits take a hundredth of the time."""
+    here = planner_of(tmp_path, replace(CPU, bf16_products=True))
+    products = {MATMUL: [(1.0, 1e-8)], MATMUL_16BIT: [(1.0, 1e-10)]}
+    here = replace(here, step_time=StepTime(replace(RATES, curves={**RATES.curves, **products})))
+    exact, speed = (here.plan(budget(ROOMY), Constraints.of(prefer=prefer)) for prefer in ("exact", "speed"))
     assert (exact.chosen.result, speed.chosen.result) == (Result.SAME, Result.CLOSE)
     assert exact.alternatives[0].recipe == speed.recipe
     assert exact.speedup is not None
