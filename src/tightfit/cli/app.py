@@ -115,6 +115,7 @@ def plan(
     """Choose a recipe (a set of strategies) that fits a memory budget. Prints the reasons and the alternatives.
 
     The chosen recipe is the fastest with result `same` that fits; if there is none, the fastest with result `close`.
+
     With `--prefer speed` it is the fastest of both.
     """
     job, specs = _job_and_recipe(file, settings, use, "plan")

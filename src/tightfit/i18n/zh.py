@@ -917,7 +917,7 @@ TEXTS = {
     "{about} [default: {default}]": "{about} [默认值：{default}]",
     "Fine-tune a Hugging Face transformer inside the memory you have.": "用有限的内存/显存微调 Hugging Face 模型。",
     "Language: en or zh. [default: zh if LANG says so, else en]": "语言：en 或 zh。 [默认值：LANG 为中文时是 zh，否则是 en]",
-    "Choose a recipe (a set of strategies) that fits a memory budget. Prints the reasons and the alternatives.\n\nThe chosen recipe is the fastest with result `same` that fits; if there is none, the fastest with result `close`. With `--prefer speed` it is the fastest of both.": "选出不超出内存/显存预算的方案（一组策略），并给出理由和备选方案。\n\n优先选训练结果一致（same）的方案中最快的一个；都放不下时，选效果相当（close）的方案中最快的一个。加上 `--prefer speed` 则在两者中选最快的一个。",
+    "Choose a recipe (a set of strategies) that fits a memory budget. Prints the reasons and the alternatives.\n\nThe chosen recipe is the fastest with result `same` that fits; if there is none, the fastest with result `close`.\n\nWith `--prefer speed` it is the fastest of both.": "选出不超出内存/显存预算的方案（一组策略），并给出理由和备选方案。\n\n优先选训练结果一致（same）的方案中最快的一个；都放不下时，选效果相当（close）的方案中最快的一个。\n\n加上 `--prefer speed`，则在两者中选最快的一个。",
     "Job file (YAML: model, data, …) or plan file.": "任务文件（YAML：model、data 等）或方案文件。",
     "Memory limit, such as 4GB (1 GB = 1024 MB); auto is what the device has free now. [default: auto]": "内存/显存预算，例如 4GB（1 GB = 1024 MB）；auto 表示设备当前空闲的内存/显存。 [默认值：auto]",
     "Choose alternative N of the printed plan instead.": "改用所列备选方案中的第 N 个。",
