@@ -16,6 +16,7 @@ import string
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,26 +74,44 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("tasks", nargs="*", choices=[*CASES, []])
     parser.add_argument("--reference", type=Path, nargs=3, help="train with transformers.Trainer: model and files")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="start nothing after this time; the next call continues"
+    )
     given = parser.parse_args()
+    end = time.monotonic() + 60 * given.minutes
     if given.reference:
         print(json.dumps(trained(CASES[given.tasks[0]], *given.reference)))
         return
-    for name in given.tasks or CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(name, CASES[name], Path(folder))
+    names = given.tasks or list(CASES)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            compare(name, CASES[name], Path(folder, name), end)
+        for name in names:
+            measure(name, CASES[name], Path(folder, name), end)
 
 
-def measure(name: str, case: Case, folder: Path) -> None:
-    """Add what is missing of a task to the record."""
-    model, files = weights(case.weights), case.write(folder)
-    if "trainer" not in recorded(name):
+def compare(name: str, case: Case, folder: Path, end: float) -> None:
+    """Train a task with both, unless that is in the record."""
+    folder.mkdir()
+    if "trainer" not in recorded(name) and time.monotonic() < end:
+        model, files = weights(case.weights), case.write(folder)
         ours, theirs = tightfit_run(name, case, model, files, folder), reference_run(name, model, files)
         save(name, **compared(ours, theirs), model=case.weights, steps=STEPS, batch=BATCH, max_length=case.max_length)
-    for recipe in case.recipes:
-        if recipe not in recorded(name).get("memory", {}):
-            found = memory(name, case, model, files, recipe, folder)
-            save(name, memory={**recorded(name).get("memory", {}), recipe: found})
-            print(name, recipe, f"{found['predicted'] / found['measured'] - 1:+.2%}", flush=True)
+        print(name, f"{recorded(name)['loss_difference']:.1e}", flush=True)
+
+
+def measure(name: str, case: Case, folder: Path, end: float) -> None:
+    """Measure the memory of the recipes that are not in the record."""
+    missing = [recipe for recipe in case.recipes if recipe not in recorded(name).get("memory", {})]
+    if not missing:
+        return
+    model, files = weights(case.weights), case.write(folder)
+    for recipe in missing:
+        if time.monotonic() > end:
+            return
+        found = memory(name, case, model, files, recipe, folder)
+        save(name, memory={**recorded(name).get("memory", {}), recipe: found})
+        print(name, recipe, f"{found['predicted'] / found['measured'] - 1:+.2%}", flush=True)
 
 
 # tightfit
@@ -256,6 +275,16 @@ def tagged(folder: Path) -> Files:
     return write_rows(folder, [{"tokens": tokens, "ner_tags": tags} for tokens, tags in posts])
 
 
+def with_types(folder: Path) -> Files:
+    """The types of the entities in a post are its labels."""
+    rows = [
+        {"text": "".join(tokens), "labels": sorted({tag[2:] for tag in tags if tag != "O"})}
+        for tokens, tags in microblogs()
+    ]
+    random.Random(SEED).shuffle(rows)
+    return write_rows(folder, rows)
+
+
 def asked(folder: Path) -> Files:
     """The context has some sentences of reviews, the question has the first words of one, the answer is its rest."""
     picker, sentences = random.Random(SEED), [text for text, _ in films() if len(text.split()) > 8]
@@ -266,7 +295,7 @@ def asked(folder: Path) -> Files:
         context, answer = " . ".join(chosen), " ".join(words[4:8])
         answers = {"text": [answer], "answer_start": [context.index(" ".join(words)) + len(" ".join(words[:4])) + 1]}
         question = f"what comes after {' '.join(words[:4])} ?"
-        rows.append({"question": question, "context": context, "answers": answers})
+        rows.append({"id": number, "question": question, "context": context, "answers": answers})
     return write_rows(folder, rows)
 
 
@@ -316,6 +345,35 @@ def regression(model: Path, train: Path, validation: Path) -> Reference:
         lambda: AutoModelForSequenceClassification.from_pretrained(model, num_labels=1, problem_type="regression"),
         [encode(row) for row in read_rows(train)],
         [encode(row) for row in read_rows(validation)],
+        DataCollatorWithPadding(tokenizer),
+        metrics,
+    )
+
+
+def several_labels(model: Path, train: Path, validation: Path) -> Reference:
+    from sklearn.metrics import accuracy_score, f1_score
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    names = sorted({label for row in read_rows(train) for label in row["labels"]})
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        labels = [float(name in row["labels"]) for name in names]
+        return {**tokenizer(row["text"], truncation=True, max_length=128), "labels": labels}
+
+    def metrics(output: Any) -> dict[str, float]:
+        truth, predicted = output.label_ids > 0.5, output.predictions > 0
+        return {
+            "f1": f1_score(truth, predicted, average="micro", zero_division=0),
+            "macro_f1": f1_score(truth, predicted, average="macro", zero_division=0),
+            "accuracy": accuracy_score(truth, predicted),
+        }
+
+    problem = {"num_labels": len(names), "problem_type": "multi_label_classification"}
+    return Reference(
+        lambda: AutoModelForSequenceClassification.from_pretrained(model, **problem),
+        [encode(row) for row in read_rows(train)],
+        [encode(row) for row in read_rows(validation) if set(row["labels"]) <= set(names)],
         DataCollatorWithPadding(tokenizer),
         metrics,
     )
@@ -391,7 +449,7 @@ def answers(model: Path, train: Path, validation: Path) -> Reference:
     validated, about = encode(read_rows(validation))
 
     def metrics(output: Any) -> dict[str, float]:
-        best: dict[str, tuple[float, str, str]] = {}
+        best: dict[int, tuple[float, str, str]] = {}
         for start, end, (row, spans) in zip(*output.predictions, about, strict=True):
             inside = [place for place, span in enumerate(spans) if span]
             score, text = max(
@@ -400,9 +458,7 @@ def answers(model: Path, train: Path, validation: Path) -> Reference:
                 for b in sorted(inside, key=lambda place: -end[place])[:20]
                 if a <= b < a + 64
             )
-            best[row["question"]] = max(
-                best.get(row["question"], (-np.inf, "", "")), (score, text, row["answers"]["text"][0])
-            )
+            best[row["id"]] = max(best.get(row["id"], (-np.inf, "", "")), (score, text, row["answers"]["text"][0]))
         scores = [answer_scores(text, gold) for _, text, gold in best.values()]
         f1, exact = np.mean(scores, axis=0).tolist()
         return {"f1": f1, "exact_match": exact}
@@ -429,6 +485,7 @@ LENGTH = 96  # of the windows
 CASES: dict[str, Case] = {
     "text-classification": Case("all-MiniLM-L6-v2", labelled, classification),
     "text-regression": Case("all-MiniLM-L6-v2", scored, regression),
+    "multi-label-classification": Case("m3e-small", with_types, several_labels),
     "token-classification": Case("m3e-small", tagged, tokens),
     "question-answering": Case("all-MiniLM-L6-v2", asked, answers, max_length=LENGTH),
 }

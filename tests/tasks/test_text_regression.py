@@ -55,7 +55,7 @@ def test_labels_are_numbers_and_other_rows_are_dropped_with_a_note(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("score,text\ngood,a\nbad,b\n", "the column 'score' has no numbers: choose another with --label"),
+        ("score,text\ngood,a\nbad,b\n", "the column 'score' has no numbers .line 2.: choose another with --label"),
         ("score,text\n2.50,a\n2.5,b\n", r"all 2 rows have the number 2\.5: there is nothing to learn"),
     ],
 )

@@ -211,6 +211,11 @@ def test_the_model_finds_spans(tagged: Path, tmp_path: Path) -> None:
     assert second["prediction"] == ""
 
 
+def test_reports_name_the_types_of_entities() -> None:
+    assert TASK.learned(["`B-LOC`", "`I-LOC`", "`B-PER`", "`O`"]) == "entities: `LOC`, `PER`"
+    assert TASK.learned(["NOUN", "VERB"]) == "entities: NOUN, VERB"
+
+
 def test_columns_by_number(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("EU NNP B-ORG\nrejects VBZ O\n\nGerman JJ B-MISC\ncall NN O\n", "utf-8")

@@ -238,8 +238,9 @@ def _nothing_usable(name: str, reader: RowReader, columns: Columns, found: _Foun
         return msg("{problem}: no row is left.", problem=found.notes(name, kept=False)[0])
     else:
         problem = msg(
-            "the column '{column}' {problem}: choose another with --label.",
+            "the column '{column}' {problem} (line {line}): choose another with --label.",
             column=columns.label[0],
             problem=reader.no_label,
+            line=min(lines[0] for flaw, lines in found.lines.items() if flaw.dropped),
         )
     return msg("{name}: {problem}", name=name, problem=problem)

@@ -470,7 +470,7 @@ TEXTS = {
     "lines {lines}": "第 {lines} 行",
     "lines {lines} and {more:,} more": "第 {lines} 行等，另有 {more:,} 行",
     "the column '{column}' is empty in every row: choose another with --text.": "“{column}”列全部为空：请用 --text 指定其他列。",
-    "the column '{column}' {problem}: choose another with --label.": "“{column}”列{problem}：请用 --label 指定其他列。",
+    "the column '{column}' {problem} (line {line}): choose another with --label.": "“{column}”列{problem}（第 {line} 行）：请用 --label 指定其他列。",
     "has no labels": "没有标签",
     "{name}: the text is taken from {taken}, not from {others}: choose another column with --text": "{name}：文本取自 {taken} 列，没有用 {others}：可用 --text 指定其他列",
     "{name}: the label is taken from {taken}, not from {others}: choose another column with --label": "{name}：标签取自 {taken} 列，没有用 {others}：可用 --label 指定其他列",

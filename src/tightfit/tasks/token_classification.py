@@ -43,6 +43,7 @@ _TAG_COLUMNS = (
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 _SPACED = re.compile(rf"[^\s{_CJK}，。、；：？！“”‘’（）《》…—]")
+_PREFIX = re.compile("^(`?)[BIESLUM]-")
 _TYPES_LISTED = 6
 _FIELD = (ROWS, TOKENS)
 _MISALIGNED = Flaw(msg("with another number of tags than tokens dropped"), dropped=True)
@@ -110,7 +111,8 @@ class TokenClassification(Task):
     sample_texts: ClassVar[tuple[Message, Message]] = (msg("Marie Curie was born in Warsaw"),) * 2
 
     def learned(self, labels: Sequence[str]) -> Message:
-        return msg("entities: {types}", types=_types(labels))
+        types = [_PREFIX.sub(r"\1", label) for label in labels if label.strip("`") != OUTSIDE]  # `B-PER` as `PER`
+        return msg("entities: {types}", types=sorted(set(types)))
 
     # Rows
 
