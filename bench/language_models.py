@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import resource
 import tempfile
@@ -21,11 +22,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import tightfit
 from quality import ROOT, SHARED, run
 from tightfit import Budget, Job
 from tightfit.data.labels import Labels
-from tightfit.device import find_device_or_gpu
+from tightfit.device import Device, find_device_or_gpu
+from tightfit.engine.dataset import read_data
 from tightfit.errors import DoesNotFit, RecipeError
+from tightfit.models import load_tokenizer
 from tightfit.planning.constraints import Constraints
 from tightfit.planning.plan import Plan
 from tightfit.planning.planner import Planner
@@ -33,6 +37,7 @@ from tightfit.simulation.job_simulation import Simulation, SimulationSetup
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.recipe import Recipe
+from tightfit.tasks import task_of, with_task
 from tightfit.timing import step_time_on
 
 RECORD = ROOT / "records" / "language_models.json"
@@ -41,7 +46,12 @@ BUDGET = "2GB"
 CHATS, PAIRS_PER_CHAT = 60, 14
 SHAPES = ("Qwen2.5-0.5B", "Llama-3.2-1B")
 GPUS = ("GTX 1650 4GB", "RTX 3060 laptop 6GB", "RTX 4060 8GB")
-WAYS = {"full": [], "lora": ["lora"], "qlora": ["lora", "quantize"]}
+WAYS = {
+    "full": [],
+    "LoRA": ["lora"],
+    "LoRA, weights in bf16": ["lora", "bf16-weights"],
+    "QLoRA": ["lora", "quantize"],
+}
 LLAMA_3B = {"hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "head_dim": 128}
 TORCHTUNE = {  # what a row adds to those above it, by the number of the row in the source
     4: "bf16-weights chunked-loss adamw-16bit",
@@ -63,10 +73,17 @@ def main() -> None:
     if given.chats:  # the process in which Trainer runs
         print(json.dumps(trainer_run(given.weights, given.chats)))
         return
-    found = PARTS[given.part](given.weights)
-    record = json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
-    RECORD.write_text(json.dumps({**record, given.part: found}, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    save(**{given.part: PARTS[given.part](given.weights)})
+
+
+def recorded() -> dict[str, Any]:
+    return json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
+
+
+def save(**parts: Any) -> None:
+    """Replace parts of the record."""
+    RECORD.write_text(json.dumps({**recorded(), **parts}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    print(json.dumps(parts, ensure_ascii=False), flush=True)
 
 
 # SmolLM2 on a CPU
@@ -91,32 +108,39 @@ def write_chats(path: Path) -> Path:
 
 
 def train(weights: Path) -> dict[str, Any]:
-    """Every layer, within the budget, planning included."""
+    """Every layer, within the budget, planning included; without the pre-flight, which takes as long as the step."""
     with tempfile.TemporaryDirectory() as name:
-        chats, out = write_chats(Path(name) / "chats.jsonl"), Path(name) / "run"
-        command = ["-m", "tightfit", "train", "--json", "--device", "cpu", "--budget", BUDGET, "--out", out]
-        command += ["--model", weights, "--data", chats, "--batch-size", BATCH, "--max-length", LENGTH]
-        command += ["--max-steps", STEPS, "--seed", SEED, "--learning-rate", 2e-5]
-        record = json.loads(run(command))
-    losses = [entry["loss"] for entry in record["history"] if "loss" in entry]
+        chats = write_chats(Path(name) / "chats.jsonl")
+        run = tightfit.train(
+            job_of(weights, chats), budget=BUDGET, device="cpu", out=Path(name) / "run", preflight=False, quiet=True
+        )
+    losses = [entry["loss"] for entry in run.history if "loss" in entry]
     return {
         "model": weights.name,
-        "parameters": record["parameters"],
-        "trainable_parameters": record["trainable_parameters"],
+        "parameters": run.parameters,
+        "trainable_parameters": run.trainable_parameters,
         "batch": BATCH,
         "length": LENGTH,
-        "steps": record["steps"],
+        "steps": run.steps,
         "budget": BUDGET,
-        "recipe": record["recipe"],
-        "result": record["result"],
-        "predicted_bytes": record["predicted"]["peak_bytes"],
-        "peak_bytes": record["measured"]["peak_bytes"],
-        "phases": record["measured"]["phases"],
-        "seconds_per_step": record["measured"]["seconds_per_step"],
+        "recipe": run.recipe,
+        "result": run.result,
+        "predicted_bytes": run.predicted.peak_bytes,
+        "peak_bytes": run.measured.peak_bytes,
+        "phases": run.measured.phases,
+        "seconds_per_step": run.measured.seconds_per_step,
         "first_loss": losses[0],
-        "eval_loss": record["metrics"]["eval_loss"],
-        "eval_perplexity": record["metrics"]["eval_perplexity"],
+        "eval_loss": run.metrics["eval_loss"],
+        "eval_perplexity": run.metrics["eval_perplexity"],
     }
+
+
+def job_of(weights: Path, chats: Path) -> Job:
+    job = Job(
+        model=str(weights), data=str(chats), batch_size=BATCH, max_length=LENGTH, max_steps=STEPS, seed=SEED,
+        learning_rate=2e-5,
+    )  # fmt: skip
+    return with_task(job)
 
 
 def trainer(weights: Path) -> dict[str, Any]:
@@ -131,11 +155,7 @@ def trainer_run(weights: Path, chats: Path) -> dict[str, Any]:
     """The rows that tightfit trains on, tokenized by it, in the same order."""
     from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-    from tightfit.engine.dataset import read_data
-    from tightfit.models import load_tokenizer
-    from tightfit.tasks import task_of, with_task
-
-    job = with_task(Job(model=str(weights), data=str(chats), batch_size=BATCH, max_length=LENGTH, seed=SEED))
+    job = job_of(weights, chats)
     task, tokenizer, data = task_of(job), load_tokenizer(job.model), read_data(job)
     rows = task.tokenize(data.split.train, tokenizer, LENGTH, data.labels).dataset
     seconds: list[float] = []
@@ -186,26 +206,29 @@ def planner_of(model: Path, device: Any, batch: int, length: int) -> Planner:
 
 
 def plans(_: Path | None) -> list[dict[str, Any]]:
-    """The fastest recipe that fits, for all parameters and for adapters beside them."""
-    found = []
-    for shape in SHAPES:
-        for gpu in GPUS:
-            planner = planner_of(SHARED / "models" / shape, find_device_or_gpu(gpu), BATCH, LENGTH)
-            for way, names in WAYS.items():
-                if set(names) <= STRATEGIES.keys():
-                    found.append({"model": shape, "gpu": gpu, "way": way, **planned(planner, gpu, names)})
-                    print(json.dumps(found[-1]), flush=True)
-    return found
+    """The fastest recipe that fits, for all parameters and for adapters beside them; what is known is kept."""
+    found: list[dict[str, Any]] = recorded().get("plans", [])
+    known = {(plan["model"], plan["gpu"], plan["way"]) for plan in found}
+    for shape, gpu in itertools.product(SHAPES, GPUS):
+        missing = {way: names for way, names in WAYS.items() if set(names) <= STRATEGIES.keys()}
+        missing = {way: names for way, names in missing.items() if (shape, gpu, way) not in known}
+        device = find_device_or_gpu(gpu)
+        planner = planner_of(SHARED / "models" / shape, device, BATCH, LENGTH) if missing else None
+        for way, names in missing.items():
+            found.append({"model": shape, "gpu": gpu, "way": way, **planned(planner, device, names)})
+            save(plans=found)
+    order = [*itertools.product(SHAPES, GPUS, WAYS)]
+    return sorted(found, key=lambda plan: order.index((plan["model"], plan["gpu"], plan["way"])))
 
 
-def planned(planner: Planner, gpu: str, names: list[str]) -> dict[str, Any]:
-    device = find_device_or_gpu(gpu)
+def planned(planner: Planner, device: Device, names: list[str]) -> dict[str, Any]:
     try:
         plan: Plan = planner.plan(
             Budget.of(device.total_bytes, device), Constraints.of(names, (), "different" if names else "close")
         )
     except DoesNotFit as error:
-        return {"fits": False, **option(error.plan.chosen, device)}
+        closest = option(error.plan.chosen, device) if error.plan else {"reason": str(error)}
+        return {"fits": False, **closest}
     except RecipeError as error:
         return {"fits": False, "reason": str(error)}
     return {"fits": True, **option(plan.chosen, device)}
