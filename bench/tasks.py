@@ -226,6 +226,8 @@ def run(command: list[Any]) -> str:
 
 def weights(name: str) -> Path:
     """Pretrained weights from a pinned wheel."""
+    if name in MADE:
+        return MADE[name](WEIGHTS)
     folder = WEIGHTS / name
     if not folder.is_dir():
         subprocess.run([sys.executable, SHARED / "tools" / "weights.py", WEIGHTS, name], check=True)
@@ -480,6 +482,139 @@ def normalized(text: str) -> list[str]:
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
 
+# Language models
+
+
+def smollm2(folder: Path) -> Path:
+    """The wheel's 4-bit file as safetensors; reading it needs the package gguf."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    target = folder / "SmolLM2-135M-Instruct"
+    if not target.is_dir():
+        source = weights("smollm2-135m-instruct-gguf")
+        [file] = source.glob("*.gguf")
+        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype="float32")
+        model.hf_quantizer = model.dequantize = None  # its weights are ordinary ones by now
+        model.config.__dict__.pop("quantization_config", None)
+        AutoTokenizer.from_pretrained(source, gguf_file=file.name).save_pretrained(target)
+        model.save_pretrained(target)
+    return target
+
+
+def random_t5(folder: Path) -> Path:
+    """The shape of T5-small with random weights, written once: no wheel has real ones."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer, set_seed
+
+    target, shape = folder / "t5-small-random", SHARED / "models" / "t5-small"
+    if not target.is_dir():
+        set_seed(0)
+        AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(shape)).save_pretrained(target)
+        AutoTokenizer.from_pretrained(shape).save_pretrained(target)
+    return target
+
+
+MADE = {"SmolLM2-135M-Instruct": smollm2, "T5-small, random weights": random_t5}
+
+
+def sentence_pairs() -> list[list[str]]:
+    """English sentences with their Chinese translations (Tatoeba)."""
+    lines = (SHARED / "data" / "tatoeba_en_zh_6000.tsv").read_text("utf-8-sig").splitlines()
+    return [line.split("\t")[:2] for line in lines[-TRAIN - VALIDATION :]]
+
+
+def unlabelled(folder: Path) -> Files:
+    return write_rows(folder, [{"text": text} for text, _ in films()])
+
+
+def chats(folder: Path) -> Files:
+    turns = [
+        [{"role": "user", "content": f"Translate into Chinese: {english}"}, {"role": "assistant", "content": chinese}]
+        for english, chinese in sentence_pairs()
+    ]
+    return write_rows(folder, [{"messages": messages} for messages in turns])
+
+
+def translations(folder: Path) -> Files:
+    return write_rows(folder, [{"source": english, "target": chinese} for english, chinese in sentence_pairs()])
+
+
+def blocks(tokenizer: Any, rows: list[dict[str, Any]], end: list[int]) -> list[dict[str, Any]]:
+    """Texts one after the other, as in transformers' run_clm.py and run_mlm.py; the last block may be shorter."""
+    ids = [token for row in rows for token in [*tokenizer(row["text"])["input_ids"], *end]]
+    cut = [ids[start : start + WORDS] for start in range(0, len(ids), WORDS)]
+    return [{"input_ids": part, "attention_mask": [1] * len(part), "labels": part} for part in cut if len(part) > 1]
+
+
+def causal(model: Path, train: Path, validation: Path) -> Reference:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForTokenClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return Reference(
+        lambda: AutoModelForCausalLM.from_pretrained(model),
+        *(blocks(tokenizer, read_rows(file), [tokenizer.eos_token_id]) for file in (train, validation)),
+        DataCollatorForTokenClassification(tokenizer),
+        None,
+    )
+
+
+def masked(model: Path, train: Path, validation: Path) -> Reference:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer, DataCollatorForLanguageModeling
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return Reference(
+        lambda: AutoModelForMaskedLM.from_pretrained(model),
+        *(blocks(tokenizer, read_rows(file), []) for file in (train, validation)),
+        DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
+        None,
+    )
+
+
+def instructions(model: Path, train: Path, validation: Path) -> Reference:
+    """The prompt is what the chat template writes before the answer; its tokens are not learned."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForTokenClassification
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        asked = tokenizer.apply_chat_template(row["messages"][:1], add_generation_prompt=True)["input_ids"]
+        ids = tokenizer.apply_chat_template(row["messages"])["input_ids"]
+        labels = [*[-100] * len(asked), *ids[len(asked) :]]
+        return {"input_ids": ids[:CHAT], "attention_mask": [1] * len(ids[:CHAT]), "labels": labels[:CHAT]}
+
+    return Reference(
+        lambda: AutoModelForCausalLM.from_pretrained(model),
+        *([encode(row) for row in read_rows(file)] for file in (train, validation)),
+        DataCollatorForTokenClassification(tokenizer),
+        None,
+    )
+
+
+def pairs(model: Path, train: Path, validation: Path) -> Reference:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, DataCollatorForSeq2Seq
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        return dict(tokenizer(row["source"], text_target=row["target"], truncation=True, max_length=WORDS))
+
+    return Reference(
+        lambda: AutoModelForSeq2SeqLM.from_pretrained(model),
+        *([encode(row) for row in read_rows(file)] for file in (train, validation)),
+        DataCollatorForSeq2Seq(tokenizer),
+        None,
+    )
+
+
+WORDS, CHAT = 32, 96
+LANGUAGE_RECIPES = (
+    "baseline",
+    "chunked-loss",
+    "micro-batch:size=2 chunked-loss",
+    "chunked-loss gradient-checkpointing adafactor",
+    "mixed-precision chunked-loss",
+    "chunked-loss chunked-layers:size=2 adafactor optimizer-in-backward",
+)
+
 LENGTH = 96  # of the windows
 
 CASES: dict[str, Case] = {
@@ -488,6 +623,12 @@ CASES: dict[str, Case] = {
     "multi-label-classification": Case("m3e-small", with_types, several_labels),
     "token-classification": Case("m3e-small", tagged, tokens),
     "question-answering": Case("all-MiniLM-L6-v2", asked, answers, max_length=LENGTH),
+    "language-modeling": Case("SmolLM2-135M-Instruct", unlabelled, causal, max_length=WORDS, recipes=LANGUAGE_RECIPES),
+    "masked-language-modeling": Case(
+        "all-MiniLM-L6-v2", unlabelled, masked, max_length=WORDS, recipes=LANGUAGE_RECIPES
+    ),
+    "instruction-tuning": Case("SmolLM2-135M-Instruct", chats, instructions, max_length=CHAT, recipes=LANGUAGE_RECIPES),
+    "text-to-text": Case("T5-small, random weights", translations, pairs, max_length=WORDS, recipes=LANGUAGE_RECIPES),
 }
 
 if __name__ == "__main__":

@@ -118,6 +118,50 @@ def same_result(language: str) -> str:
     return table(HEADINGS["same-result"][language], rows)
 
 
+def language_models(language: str) -> str:
+    """A small language model tuned within a budget, beside transformers.Trainer; as far as it was measured."""
+    found, rows = record("language_models"), []
+    if (ours := found.get("train")) is not None:
+        rows.append(
+            (label(" ".join(ours["recipe"])), gib(ours["predicted_bytes"]), gib(ours["peak_bytes"]), *_step_of(ours))
+        )
+    if (trainer := found.get("trainer")) is not None:
+        rows.append((TRAINER, "–", gib(trainer["peak_bytes"]), *_step_of(trainer)))
+    return table(HEADINGS["language-models"][language], rows)
+
+
+def _step_of(run: dict[str, Any]) -> tuple[str, str]:
+    return f"{run['seconds_per_step']:.1f} s", f"{run['first_loss']:.6f}"
+
+
+def language_model_plans(language: str) -> str:
+    """Small language models on small GPUs: the fastest recipe that fits, by what is trained."""
+    yes, no = {"zh": ("是", "否")}.get(language, ("yes", "no"))
+    rows = [
+        (
+            plan["model"],
+            plan["gpu"],
+            plan["way"],
+            yes if plan["fits"] else no,
+            f"`{' '.join(plan['recipe'])}`" if plan.get("recipe") else plan.get("reason", "–"),
+            gib(plan["predicted_bytes"]) if "predicted_bytes" in plan else "–",
+        )
+        for plan in record("language_models")["plans"]
+    ]
+    return table(HEADINGS["language-model-plans"][language], rows)
+
+
+def torchtune(language: str) -> str:
+    """Llama-3.2-3B: published figures of another library beside predictions of recipes that do the same."""
+    rows = []
+    for row in record("language_models")["published"]:
+        if row["predicted"] is not None:
+            difference = row["predicted"] / row["published"] - 1
+            cells = (row["what"], f"{row['published']:,.0f} MiB", f"`{row['recipe']}`", f"{row['predicted']:,.0f} MiB")
+            rows.append((*cells, f"{difference:+.1%}"))
+    return table(HEADINGS["torchtune"][language], rows)
+
+
 def freeze(language: str) -> str:
     """Only the head is trained: the frozen encoder runs once."""
     rows = []
@@ -258,6 +302,9 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "recipes-macbert-large": recipes(records.RECIPES_LARGE),
     "recipes-minilm": recipes(records.RECIPES_MINILM),
     "quality": quality,
+    "language-models": language_models,
+    "language-model-plans": language_model_plans,
+    "torchtune": torchtune,
     "same-result": same_result,
     "step": step,
     "freeze": freeze,

@@ -30,6 +30,9 @@ Numbers come from records/, names and descriptions from src/tightfit; nothing in
     recipes-macbert-large  what `tightfit compare` measured for BERT-Large                  docs/benchmarks.md
     recipes-minilm         what `tightfit compare --full` measured for MiniLM               docs/benchmarks.md
     quality                F1 by seed                                                       docs/benchmarks.md
+    language-models        a small language model tuned within a budget on a CPU           docs/benchmarks.md
+    language-model-plans   language models on GPUs of 4, 6 and 8 GB                        docs/benchmarks.md
+    torchtune              Llama-3.2-3B beside torchtune's published figures               docs/benchmarks.md
     same-result            losses after some steps from the same weights                    docs/benchmarks.md
     step                   time and gradient error of a micro-batched step                  docs/benchmarks.md
     freeze                 epochs of a frozen encoder                                       docs/benchmarks.md

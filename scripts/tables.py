@@ -80,6 +80,18 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "en": ("", "peak, whole process", "predicted", "time per step"),
         "zh": ("", "整个进程的峰值", "预测", "每步用时"),
     },
+    "language-models": {
+        "en": ("", "peak, predicted", "peak, measured", "time per step", "loss of the first step"),
+        "zh": ("", "预测的峰值", "实测的峰值", "每步用时", "第一步的损失"),
+    },
+    "language-model-plans": {
+        "en": ("model", "GPU", "trained", "fits", "recipe", "predicted peak"),
+        "zh": ("模型", "GPU", "训练方式", "放得下", "方案", "预测的峰值"),
+    },
+    "torchtune": {
+        "en": ("torchtune", "published", "our recipe", "predicted", "difference"),
+        "zh": ("torchtune", "公布值", "我们的方案", "预测值", "差异"),
+    },
     "same-result": {
         "en": ("", "loss", "difference from Trainer"),
         "zh": ("", "损失", "与 Trainer 之差"),
