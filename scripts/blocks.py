@@ -274,6 +274,53 @@ def step(language: str) -> str:
     )
 
 
+_NOT_MEASURED = "Not measured yet.\n"
+
+
+def cpu_speed(language: str) -> str:
+    """Steps on a CPU beside those of transformers.Trainer, in turns."""
+    if not records.path_of("cpu_speed").is_file():
+        return _NOT_MEASURED
+    rows = []
+    for run in record("cpu_speed")["models"]:
+        for pair in run["pairs"]:
+            low, high = pair["ratio"]["quartiles"]
+            times = f"{pair['seconds']:.1f} s", f"{pair['base_seconds']:.1f} s"
+            ratio = f"{pair['ratio']['median']:.2f} × ({low:.2f} – {high:.2f})"
+            peaks = gib(pair["peak_bytes"]), gib(pair["base_peak_bytes"])
+            rows.append((run["model"], f"`{pair['recipe']}`", pair["base"], *times, ratio, *peaks))
+    return table(HEADINGS["cpu-speed"][language], rows)
+
+
+def roofline(language: str) -> str:
+    """The share of a step's time that its matrix products need alone."""
+    if not records.path_of("roofline").is_file():
+        return _NOT_MEASURED
+    rows = [
+        (name, precision, f"`{run['recipe']}`", f"{run['seconds']:.2f} s", f"{run['share']:.0%}")
+        for name, runs in record("roofline")["runs"].items()
+        for precision, run in runs.items()
+    ]
+    return table(HEADINGS["roofline"][language], rows)
+
+
+def measured_on(name: str) -> Callable[[str], str]:
+    """The machine of a record."""
+
+    def block(_: str) -> str:
+        if not records.path_of(name).is_file():
+            return ""
+        machine, clock = record(name)["machine"], record(name)["clock"]
+        threads = f"{machine['threads']} thread" + ("s" if machine["threads"] > 1 else "")
+        bf16 = "with" if machine["bf16_products"] else "without"
+        return (
+            f"{machine['processor']}, {threads}, {bf16} instructions for bf16, torch {machine['torch']}; "
+            f"{'processor time' if clock == 'processor' else 'time'} of a step.\n"
+        )
+
+    return block
+
+
 def recipes(name: str) -> Callable[[str], str]:
     """The table of a comparison, as `tightfit compare` writes it."""
     return lambda language: source.comparison_as_markdown(records.path_of(name), language)
@@ -307,6 +354,10 @@ BLOCKS: dict[str, Callable[[str], str]] = {
     "torchtune": torchtune,
     "same-result": same_result,
     "step": step,
+    "cpu-speed": cpu_speed,
+    "cpu-speed-machine": measured_on("cpu_speed"),
+    "roofline": roofline,
+    "roofline-machine": measured_on("roofline"),
     "freeze": freeze,
     "padding": padding,
     "reliability": reliability.block,

@@ -35,6 +35,10 @@ Numbers come from records/, names and descriptions from src/tightfit; nothing in
     torchtune              Llama-3.2-3B beside torchtune's published figures               docs/benchmarks.md
     same-result            losses after some steps from the same weights                    docs/benchmarks.md
     step                   time and gradient error of a micro-batched step                  docs/benchmarks.md
+    cpu-speed              steps on a CPU beside those of transformers.Trainer              docs/benchmarks.md
+    cpu-speed-machine      the machine of that record                                       docs/benchmarks.md
+    roofline               the share of a step that its matrix products need alone          docs/benchmarks.md
+    roofline-machine       the machine of that record                                       docs/benchmarks.md
     freeze                 epochs of a frozen encoder                                       docs/benchmarks.md
     padding                tokens computed in an epoch                                      docs/benchmarks.md
     reliability            the results of the fault-injection tests                         docs/reliability.md

@@ -100,6 +100,14 @@ HEADINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "en": ("model", "rows", "recipe", "epoch 1", "epoch 2", "epoch 2 / epoch 1", "F1"),
         "zh": ("模型", "样本数", "方案", "第 1 个 epoch", "第 2 个 epoch", "第 2 个 / 第 1 个", "F1"),
     },
+    "cpu-speed": {
+        "en": ("model", "recipe", "beside", "step", "step beside", "ratio (quartiles)", "peak", "peak beside"),
+        "zh": ("模型", "方案", "对照", "每步用时", "对照用时", "比值（四分位数）", "峰值", "对照峰值"),
+    },
+    "roofline": {
+        "en": ("model", "precision", "recipe", "step", "its products alone"),
+        "zh": ("模型", "精度", "方案", "每步用时", "其中矩阵乘法单独所需"),
+    },
     "padding": {
         "en": ("max length", "shuffled batches"),
         "zh": ("最大长度", "随机组批"),
