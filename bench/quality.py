@@ -29,6 +29,7 @@ RECIPES = {
         "micro-batch:size=1",
         "tiled-attention chunked-layers:size=8,layers=2 length-bucketing adafactor optimizer-in-backward",
         "tiled-attention chunked-layers:size=8,layers=2 adamw-16bit optimizer-in-backward",
+        "tiled-attention mixed-precision",
     )
 }
 
