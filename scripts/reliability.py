@@ -9,12 +9,14 @@ from records import record
 from tables import table
 
 # The parts of records/reliability.json.
-KILLS, MEMORY_ERRORS, MEMORY_LIMITS = "kills", "memory_errors", "memory_limits"
+KILLS, MEMORY_ERRORS, ALLOCATIONS, MEMORY_LIMITS = "kills", "memory_errors", "allocations", "memory_limits"
 DISK, BAD_INPUTS, FUZZ = "disk", "bad_inputs", "fuzz"
 WHAT = {
     KILLS: "runs killed with SIGKILL one to three times each, then resumed: weights and losses are bit-identical",
     MEMORY_ERRORS: "injected out-of-memory errors, dropout off: same steps and batches, losses equal up to rounding, "
     "one line logged",
+    ALLOCATIONS: "runs in which one allocation of a training step failed, dropout off: finished, weights equal up to "
+    "rounding, one line logged",
     MEMORY_LIMITS: "runs under a hard memory limit below what their recipe needs: finished with smaller micro-batches",
     DISK: "disks filled up during a run: last checkpoint intact, one sentence, resumed bit-identically",
     BAD_INPUTS: "bad inputs: one sentence and exit code 2, nothing written; or a damaged checkpoint skipped",
@@ -29,7 +31,7 @@ def block(_: str) -> str:
     installed = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     minutes = sum(found[part]["seconds"] for part in WHAT) / 60
     below = f"\n{minutes:.0f} minutes in all, with {installed}.\n"
-    parts = (_kills, _memory_errors, _memory_limits, _disk, _bad_inputs, _fuzz)
+    parts = (_kills, _memory_errors, _allocations, _memory_limits, _disk, _bad_inputs, _fuzz)
     return table(("fault", "passed"), rows) + below + "".join(part(found) for part in parts)
 
 
@@ -70,6 +72,30 @@ def _memory_errors(found: dict[str, Any]) -> str:
         "For example:\n\n"
         f"> {next(line for result in results for line in result['messages'])}\n\n"
         + table(("phase", *(f"{when} step" for when in steps), "largest relative difference of a loss"), rows)
+    )
+
+
+def _allocations(found: dict[str, Any]) -> str:
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for result in found[ALLOCATIONS]["results"]:
+        groups.setdefault((result["recipe"], result["step"]), []).append(result)
+    rows = [
+        (
+            recipe,
+            str(step),
+            f"{sum(each['passed'] for each in here)} of {len(here)}",
+            str(sum(each["resumed"] for each in here)),
+            f"{max(each['difference'] for each in here):.1e}",
+        )
+        for (recipe, step), here in groups.items()
+    ]
+    titles = ("recipe", "step", "passed", "of these from the last checkpoint", "largest difference of a weight")
+    return (
+        "\n### Failing allocations\n\nEach allocation of the first step with micro-batches fails in a run of its own, "
+        "and every tenth of the second step with the other recipes. An allocation is an operation whose result is in "
+        "new memory. The run continues at the same step, or from its last checkpoint if the optimizer had begun to "
+        "change weights. The biases of keys are left out: attention does not depend on them, so their gradients are "
+        "rounding errors, which AdamW scales up.\n\n" + table(titles, rows)
     )
 
 
