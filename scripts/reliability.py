@@ -27,9 +27,10 @@ WHAT = {
 def block(_: str) -> str:
     """A summary, then one section for each kind of fault."""
     found = record("reliability")
-    rows = [(what, f"{found[part]['passed']:,} of {found[part]['of']:,}") for part, what in WHAT.items()]
+    tested = [part for part in WHAT if part in found]
+    rows = [(WHAT[part], f"{found[part]['passed']:,} of {found[part]['of']:,}") for part in tested]
     installed = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    minutes = sum(found[part]["seconds"] for part in WHAT) / 60
+    minutes = sum(found[part]["seconds"] for part in tested) / 60
     below = f"\n{minutes:.0f} minutes in all, with {installed}.\n"
     parts = (_kills, _memory_errors, _allocations, _memory_limits, _disk, _bad_inputs, _fuzz)
     return table(("fault", "passed"), rows) + below + "".join(part(found) for part in parts)
@@ -76,6 +77,8 @@ def _memory_errors(found: dict[str, Any]) -> str:
 
 
 def _allocations(found: dict[str, Any]) -> str:
+    if ALLOCATIONS not in found:
+        return ""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for result in found[ALLOCATIONS]["results"]:
         groups.setdefault((result["recipe"], result["step"]), []).append(result)
