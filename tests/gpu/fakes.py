@@ -23,14 +23,6 @@ import fake_gpu, torch
 from tightfit import Job, plan, train
 folder = Path(sys.argv[1])
 
-def make_config(folder, **shape):
-    # without weights: they are random
-    small = make_model(folder)
-    config = json.loads((small / "config.json").read_text("utf-8")) | shape
-    (small / "config.json").write_text(json.dumps(config), "utf-8")
-    (small / "model.safetensors").unlink()
-    return small
-
 def job(**settings):
     return Job(**{"model": str(model), "data": str(data), "batch_size": 8, "max_length": 32, "max_steps": 3} | settings)
 

@@ -181,7 +181,7 @@ def _training(run: Run) -> Message:
 def _peak(run: Run) -> Message:
     """The measured peak, and the predicted one with its error."""
     measured, predicted = run.measured.peak_bytes, run.predicted.peak_bytes
-    if not predicted:
+    if not predicted or not measured:  # torch measures nothing where it does not cache
         return msg("peak {peak}", peak=format_bytes(measured))
     return msg(
         "peak {peak} (predicted {predicted}, {error:+.1%})",

@@ -135,7 +135,7 @@ def _phases(run: Run) -> Table:
     predicted = run.predicted.phases or {}
     largest = max(run.measured.phases, key=run.measured.phases.__getitem__, default=None)  # the first, if several are
     for phase, size in run.measured.phases.items():
-        bar = Text("█" * max(1, round(_BAR * size / run.measured.peak_bytes)))
+        bar = Text("█" * max(1, round(_BAR * size / (run.measured.peak_bytes or 1))))
         mark = render(msg("← peak")) if phase == largest else ""
         before = format_bytes(predicted[phase]) if phase in predicted else "–"
         table.add_row(f"  {render(phase_name(phase))}", format_bytes(size), before, bar, mark)
