@@ -61,6 +61,7 @@ RECIPES = (
     "offload-optimizer",
     "optimizer-in-backward",
     "lora",
+    "lora quantize",
     "freeze:cache=false",
     "freeze:layers=1,cache=false",
     "max-length:tokens=64",

@@ -36,7 +36,7 @@ FROM_CONFIG = {  # architectures without a folder in ../shared/models: made from
 SMALL = ["", "micro-batch:size=8", "micro-batch:size=2 adafactor", "micro-batch:size=4 gradient-checkpointing"]
 SMALLEST = "tiled-attention chunked-layers:size=2 adafactor optimizer-in-backward"
 PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
-    "minilm 32x128": [*SMALL, "micro-batch:size=16 mixed-precision"],
+    "minilm 32x128": [*SMALL, "micro-batch:size=16 mixed-precision", "micro-batch:size=8 lora quantize"],
     "rbt3 32x128": [*SMALL, "micro-batch:size=16", "freeze:layers=2", "adamw:fused=false micro-batch:size=8"],
     "rbt3 32x96": [
         "tiled-attention micro-batch:size=8",
@@ -71,6 +71,9 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
         "freeze",
         "micro-batch:size=8 freeze:layers=6",
         "micro-batch:size=8 lora",
+        "micro-batch:size=8 lora quantize",
+        "micro-batch:size=4 lora quantize gradient-checkpointing",
+        "micro-batch:size=4 lora quantize:bits=8",
         "tiled-attention gradient-checkpointing length-bucketing adafactor optimizer-in-backward",
         "tiled-attention chunked-layers:size=4,layers=2 adafactor optimizer-in-backward",
         "micro-batch:size=4 adamw-16bit",
@@ -87,6 +90,8 @@ PLAN: dict[str, list[str]] = {  # model, batch x length: recipes
         "freeze",
         "micro-batch:size=4 freeze:layers=12",
         "lora gradient-checkpointing",
+        "micro-batch:size=4 lora quantize gradient-checkpointing",
+        "micro-batch:size=4 lora quantize:dtype=fp32",
     ],
     "roberta-large 4x96": ["micro-batch:size=2 adafactor", "micro-batch:size=2 freeze:layers=20", SMALLEST],
     # In 16 bits: where a CPU has no bf16 instructions, a product takes up to fifty times as long, so most are small.

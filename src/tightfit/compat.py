@@ -335,6 +335,32 @@ def adam_8bit_update(
     )
 
 
+def quantize_nf4(values: torch.Tensor, *, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values in NF4, two in a byte, and the scale of each block, by bitsandbytes."""
+    import torch
+
+    packed, scale = torch.ops.bitsandbytes.quantize_4bit.default(values, block, "nf4", torch.uint8)
+    return packed, scale
+
+
+def dequantize_nf4(
+    packed: torch.Tensor, scale: torch.Tensor, block: int, shape: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """The values of NF4, by bitsandbytes."""
+    import torch
+
+    values: torch.Tensor = torch.ops.bitsandbytes.dequantize_4bit.default(packed, scale, block, "nf4", shape, dtype)
+    return values
+
+
+def quantize_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows in int8 and the largest value of each, by bitsandbytes."""
+    import torch
+
+    packed, scale, _ = torch.ops.bitsandbytes.int8_vectorwise_quant.default(rows.float(), 0.0)
+    return packed, scale
+
+
 def translate_typer(translate: Callable[[str], str]) -> None:
     """Let typer translate the headings and notes of its help pages with this function instead of gettext."""
     import typer.core

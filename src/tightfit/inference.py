@@ -31,6 +31,7 @@ from tightfit.engine.oom import release_memory_on_error
 from tightfit.errors import DataError, Interrupted, ModelError, OutputError
 from tightfit.messages import Message, msg
 from tightfit.models import load_config, load_model, load_tokenizer
+from tightfit.ops.lora_adapter import base_of_adapter, with_adapter
 from tightfit.runs.folder import resume_command
 from tightfit.runs.quality_notes import with_notes
 from tightfit.runs.record import Run, load_run
@@ -285,8 +286,10 @@ def _load(run: Run, device: Device) -> tuple[PreTrainedModel, PreTrainedTokenize
             )
         )
     head = find_task(run.job.task).head()
+    base, config = base_of_adapter(folder), load_config(str(folder))
     with activity(LOADING):
-        model = load_model(head, str(folder), load_config(str(folder)), random_weights=False)
+        model = load_model(head, base or str(folder), config, random_weights=False)
+        model = with_adapter(model, folder) if base else model
     return model.to(device.name).eval(), load_tokenizer(str(folder))
 
 

@@ -21,7 +21,7 @@ from tightfit.errors import RecipeError
 from tightfit.strategies import STRATEGIES
 from tightfit.strategies.base import MemoryKind, Result, Strategy
 from tightfit.strategies.parts import Parts, Precision
-from tightfit.strategies.recipe import Recipe
+from tightfit.strategies.recipe import parse_strategy
 
 SMALL = {  # settings that make a difference in a tiny model; other strategies are tried as they are
     "micro-batch:size": "micro-batch:size=2",
@@ -82,7 +82,7 @@ def next_batch(parts: Parts, step: int) -> dict[str, torch.Tensor]:
 
 def losses_of(*specs: str) -> list[float]:
     """The losses of some steps as the trainer runs them."""
-    parts = parts_of(*specs, model=build(*model_for(*specs)))
+    parts = parts_of(*with_needed(specs), model=build(*model_for(*specs)))
     optimizer, losses = build_optimizer(parts), []
     for step in range(STEPS):
         losses.append(loss_of(parts, next_batch(parts, step), lambda name: nullcontext()))
@@ -100,7 +100,7 @@ def loss_of(parts: Parts, batch: dict[str, torch.Tensor], phase: Callable[[str],
 
 def run(*specs: str, kind: tuple[str, str] | None = None, **model: float) -> Outcome:
     """The same, with the bytes of each kind of memory."""
-    parts = parts_of(*specs, model=build(*(kind or model_for(*specs)), **model))
+    parts = parts_of(*with_needed(specs), model=build(*(kind or model_for(*specs)), **model))
     optimizer, losses, activations, inputs = build_optimizer(parts), [], 0, 0
     for step in range(STEPS):
         batch = next_batch(parts, step)
@@ -134,6 +134,12 @@ MODELS = {"packing": CAUSAL, "chunked-loss": MASKED}  # for strategies that are 
 def model_for(*specs: str) -> tuple[str, str]:
     """Architecture and head of the model to train."""
     return next((model for name, model in MODELS.items() if any(s.startswith(name) for s in specs)), ENCODER)
+
+
+def with_needed(specs: tuple[str, ...]) -> list[str]:
+    """The specs, and those of the strategies without which they cannot be used."""
+    needed = [EXAMPLES[name] for spec in specs if (name := strategy_of(spec).needs) is not None]
+    return [*specs, *(spec for spec in needed if spec not in specs)]
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +221,8 @@ def test_pairs_work_or_are_rejected_with_a_reason(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_its_spec_parses_to_the_same_strategy(name: str) -> None:
-    strategy = Recipe.parse([EXAMPLES[name]]).strategies[0]
-    assert Recipe.parse([strategy.spec]).strategies[0] == strategy
+    strategy = parse_strategy(EXAMPLES[name])
+    assert parse_strategy(strategy.spec) == strategy
     assert strategy.spec == EXAMPLES[name]
 
 

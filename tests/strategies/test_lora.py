@@ -61,6 +61,34 @@ def test_gradients_are_the_same_in_recomputed_layers(architecture: str, recomput
     assert (found[1] - found[0]).norm() <= 1e-4 * found[0].norm()
 
 
+LANGUAGE_MODELS = {"causal": ("Llama", "Qwen2", "GPT2"), "seq2seq": ("T5",), "masked": ("Bert", "ModernBert")}
+
+
+@pytest.mark.parametrize(
+    ("head", "architecture"), [(h, name) for h, names in LANGUAGE_MODELS.items() for name in names]
+)
+def test_the_head_of_a_language_model_is_left_as_it_is(head: str, architecture: str) -> None:
+    parts = parts_of("lora", model=build(architecture, head, tie_word_embeddings=False))
+    assert parts.trainable_parameters > 0
+    assert all("lora_" in name for name, p in parts.model.named_parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("switch", ["use_rslora", "use_dora"])
+def test_peft_loads_an_adapter_with_its_switches(switch: str, tmp_path: Path) -> None:
+    """Saved by its own file names: the logits are those of the trained model."""
+    from peft import PeftModel
+
+    parts, batch = parts_of(f"lora:{switch}=true,r=4,merge=false", model=build("Bert")), make_batch(8)
+    train_steps(parts)
+    with torch.no_grad():
+        expected = parts.model.eval()(**batch).logits
+    parts.export.finish(tmp_path)
+    model = PeftModel.from_pretrained(build("Bert"), str(tmp_path)).eval()
+    assert getattr(model.peft_config["default"], switch)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_targets_can_be_named() -> None:
     parts = parts_of("lora:targets=query+key,r=2")
     trained = {name.split(".")[-4] for name, p in parts.model.named_parameters() if "lora_A" in name}

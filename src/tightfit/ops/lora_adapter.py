@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightfit.models import layer_stacks
+from tightfit.optional_imports import allow_imports
 
 if TYPE_CHECKING:
     import torch
@@ -42,19 +44,45 @@ class LoraAdapter:
         head = head_parameters(self.model)
         trained = head | {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         names = sorted({name.partition(".")[0] for name in head})
-        replace(self.config, modules_to_save=names, inference_mode=True).save_pretrained(str(folder))
+        replace(self.config, modules_to_save=names or None, inference_mode=True).save_pretrained(str(folder))
         weights = {_peft_name(name): p.detach().contiguous() for name, p in trained.items()}
         save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
+def base_of_adapter(folder: Path) -> str | None:
+    """The base model of a folder that holds only an adapter for it; None for one with weights of its own."""
+    file = folder / "adapter_config.json"
+    if not file.is_file() or any(folder.glob("model*.safetensors")):
+        return None
+    return str(json.loads(file.read_text("utf-8"))["base_model_name_or_path"])
+
+
+def with_adapter(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The base model with the adapter and the head of a folder, as an ordinary model."""
+    allow_imports("peft")
+    from peft import PeftModel
+
+    merged: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    return merged
+
+
 def _peft_name(name: str) -> str:
-    return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
+    """DoRA's vectors are modules in memory, and plain tensors in a file."""
+    name = name.replace(f".{_NAME}.", ".").replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
+    return f"base_model.model.{name}"
 
 
 def head_parameters(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
-    """The parameters outside the base model."""
+    """The parameters outside the base model; none of a language model, whose head is pretrained as its words are."""
+    if is_language_model(model):
+        return {}
     inside = f"{model.base_model_prefix}."
     return {name: parameter for name, parameter in model.named_parameters() if not name.startswith(inside)}
+
+
+def is_language_model(model: PreTrainedModel) -> bool:
+    """Whether its head predicts words."""
+    return model.get_output_embeddings() is not None
 
 
 def find_targets(model: PreTrainedModel) -> list[str]:

@@ -54,11 +54,11 @@ def _part(strategy: Strategy) -> str:
 
 def _is_needed(strategy: Strategy, case: Case) -> bool:
     """Whether every recipe has it: where fewer parameters train, all that leaves the result the same is used first."""
-    return strategy.costs_nothing or (case.stage is Stage.FEWER_PARAMETERS and strategy.result is Result.SAME)
+    return strategy.costs_nothing or (case.stage >= Stage.FEWER_PARAMETERS and strategy.result is Result.SAME)
 
 
 def _is_worth_trying(chosen: Sequence[Strategy], case: Case) -> bool:
-    if case.stage is Stage.FEWER_PARAMETERS and not any(s.result is Result.DIFFERENT for s in chosen):
+    if case.stage >= Stage.FEWER_PARAMETERS and not any(s.result is Result.DIFFERENT for s in chosen):
         return False
     return all(strategy.suits([other for other in chosen if other is not strategy], case) for strategy in chosen)
 

@@ -28,11 +28,13 @@ from tightfit.planning.ranking import Ranking
 from tightfit.planning.suggestions import length_advice, refuse_hopeless, suggestions
 from tightfit.simulation.job_simulation import Simulation, modified_times
 from tightfit.simulation.process_size import process_size_note
-from tightfit.strategies.base import Case, MemoryKind, Result, Stage
+from tightfit.strategies import STRATEGIES
+from tightfit.strategies.base import Case, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.recipe import Recipe
 from tightfit.timing import StepTime, step_time_on
 
 _LAST_RESORTS = (Stage.SMALL, Stage.SMALLEST)
+_DIFFERENT = (Stage.FEWER_PARAMETERS, Stage.FEWER_BITS)
 
 
 @dataclass
@@ -117,15 +119,16 @@ class Planner:
                 break
             more = self.candidates.evaluate(self._recipes(stage, constraints))
             allowed += [candidate for candidate in more if candidate.severity <= limit and candidate not in allowed]
-        if constraints.allow is Result.DIFFERENT and not Ranking(self.candidates, budget).any_fits(allowed):
-            allowed += self.candidates.evaluate(self._recipes(Stage.FEWER_PARAMETERS, constraints))
+        for stage in _DIFFERENT if constraints.allow is Result.DIFFERENT else ():
+            if not Ranking(self.candidates, budget).any_fits(allowed):
+                allowed += self.candidates.evaluate(self._recipes(stage, constraints))
         return self._checked(allowed, constraints)
 
     def _formats(self, constraints: Constraints) -> list[Recipe]:
         """The recipes that make the weights as small as the constraints allow, whatever else is in them."""
         found = [s for stage in Stage for s in offered(self._case(stage, constraints), constraints)]
         smaller = [s for s in (*constraints.pinned, *found) if MemoryKind.WEIGHTS in s.frees]
-        return [Recipe(), *dict.fromkeys(Recipe((strategy,)) for strategy in smaller)]
+        return [Recipe(), *dict.fromkeys(Recipe.of([*_needed_by(strategy), strategy]) for strategy in smaller)]
 
     def _recipes(self, stage: Stage, constraints: Constraints) -> list[Recipe]:
         return list(candidates(self._case(stage, constraints), constraints))
@@ -192,6 +195,10 @@ class Planner:
     def _evaluated(self, recipe: Recipe) -> Option | None:
         """The option of a recipe that was among the candidates, else None."""
         return self.option(recipe) if recipe in self.candidates.evaluated else None
+
+
+def _needed_by(strategy: Strategy) -> list[Strategy]:
+    return [STRATEGIES[strategy.needs]()] if strategy.needs is not None else []
 
 
 def _taken(number: int, alternatives: list[Option]) -> Option:

@@ -21,6 +21,7 @@ from tightfit.strategies.offload_activations import OffloadActivations
 from tightfit.strategies.offload_optimizer import OffloadOptimizer
 from tightfit.strategies.optimizer_in_backward import OptimizerInBackward
 from tightfit.strategies.packing import Packing
+from tightfit.strategies.quantize import Quantize
 from tightfit.strategies.tiled_attention import TiledAttention
 
 # Optimizers are listed from most to least state.
@@ -43,6 +44,7 @@ _ALL: tuple[type[Strategy], ...] = (
     OptimizerInBackward,
     Lora,
     Freeze,
+    Quantize,
     MaxLength,
 )
 

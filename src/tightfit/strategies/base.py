@@ -67,6 +67,7 @@ class Stage(IntEnum):
     SMALL = 1  # needs less memory and more time
     SMALLEST = 2
     FEWER_PARAMETERS = 3  # changes what is trained; only if the user allows it
+    FEWER_BITS = 4  # changes the frozen weights too
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,8 @@ class Strategy(ABC):
     """A part that only one strategy of a recipe may set."""
     requires: ClassVar[str | None] = None
     """A package that only this strategy needs."""
+    needs: ClassVar[str | None] = None
+    """The strategy without which it cannot be used."""
     changes: ClassVar[Changes]
     """What it changes; a strategy that changes gradients and step couples them, so they cannot be traced apart."""
     costs_nothing: ClassVar[bool] = False

@@ -114,6 +114,8 @@ class Freeze(Strategy):
 class TrainedWeights:
     """Checkpoints leave out the frozen weights, which the base model has; the saved model holds all."""
 
+    saves_model = True
+
     def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
         return trained_weights(model)
 

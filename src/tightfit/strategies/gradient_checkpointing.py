@@ -47,7 +47,7 @@ class GradientCheckpointing(Strategy):
     def offers(cls, case: Case) -> Sequence[Strategy]:
         if case.stage is Stage.USUAL:
             return cls(every=2), cls()
-        return (cls(),) if case.stage is Stage.FEWER_PARAMETERS else ()
+        return (cls(),) if case.stage >= Stage.FEWER_PARAMETERS else ()
 
     def suits(self, others: Sequence[Strategy], case: Case) -> bool:
         """Reject every > 1 together with an optimizer step in the backward pass.

@@ -2,7 +2,7 @@
 
 For a weight matrix of 1024 x 1024 LoRA trains a correction that is the product of two thin matrices, 1024 x 8 and
 8 x 1024: a hundredth of the parameters, and so of the gradients and the optimizer state. The weights themselves are
-frozen; the new head is trained completely. Activations are still needed in all layers, so it combines well with
+frozen; a new head is trained completely. Activations are still needed in all layers, so it combines well with
 gradient-checkpointing or chunked-layers. At the end of training the product is added to the weights and the model
 is an ordinary one; with `merge=false` the weights stay unchanged and the adapter is saved beside them as peft does.
 """
@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from tightfit.compat import checkpoint_name
 from tightfit.errors import RecipeError
 from tightfit.messages import Message, msg
-from tightfit.ops.lora_adapter import LoraAdapter, find_targets, uses_conv1d
+from tightfit.ops.lora_adapter import LoraAdapter, find_targets, is_language_model, uses_conv1d
 from tightfit.strategies.base import Case, Changes, MemoryKind, Result, Stage, Strategy
 from tightfit.strategies.parts import Parts, trained_weights
 from tightfit.units import format_count
@@ -54,15 +54,23 @@ class Lora(Strategy):
     """Dropout before the low-rank matrices."""
     targets: str = ""
     """Modules to adapt, such as query+key+value; default: peft's target modules for the architecture."""
+    use_rslora: bool = False
+    """Scale by alpha / sqrt(r) instead of alpha / r, for large ranks (rsLoRA)."""
+    use_dora: bool = False
+    """Train the length of each column of a weight matrix besides (DoRA)."""
     merge: bool = True
     """Add the trained matrices to the weights at the end of training."""
 
     @classmethod
     def offers(cls, case: Case) -> Sequence[Strategy]:
-        return (cls(),) if case.stage is Stage.FEWER_PARAMETERS else ()
+        return (cls(),) if case.stage >= Stage.FEWER_PARAMETERS else ()
 
     def suits(self, others: Sequence[Strategy], case: Case) -> bool:
-        return all(other.result is not Result.DIFFERENT for other in others)
+        """With nothing else that changes the result much, unless that needs it."""
+        on_it = [other for other in others if other.needs == self.name]
+        if case.stage is Stage.FEWER_BITS and not on_it:
+            return False
+        return all(other.result is not Result.DIFFERENT or other in on_it for other in others)
 
     def apply(self, parts: Parts) -> Parts:
         self.import_requirements()
@@ -70,7 +78,7 @@ class Lora(Strategy):
 
         model = parts.model
         targets = self._named_targets(model) if self.targets else find_targets(model)
-        if not targets or model.base_model is model:
+        if not targets or (model.base_model is model and not is_language_model(model)):
             kind = type(model).__name__
             raise RecipeError(
                 msg("'{name}' finds no modules to adapt in {model}: leave it out.", name=self.name, model=kind)
@@ -80,6 +88,8 @@ class Lora(Strategy):
             lora_alpha=self.alpha,
             lora_dropout=self.dropout,
             target_modules=targets,
+            use_rslora=self.use_rslora,
+            use_dora=self.use_dora,
             fan_in_fan_out=uses_conv1d(model, targets),
             task_type=parts.peft_type,
             base_model_name_or_path=checkpoint_name(model.config),
@@ -120,6 +130,8 @@ class Lora(Strategy):
 
 class LoraExport:
     """Checkpoints hold the adapter and the head; the saved model has the adapter merged, or in files of its own."""
+
+    saves_model = True
 
     def __init__(self, adapter: LoraAdapter) -> None:
         self.adapter = adapter

@@ -70,7 +70,7 @@ class MicroBatch(Strategy):
     @classmethod
     def offers(cls, case: Case) -> Sequence[Strategy]:
         """By tokens, as small as by rows and faster; by rows if the user avoids tokens."""
-        if case.stage is Stage.FEWER_PARAMETERS:
+        if case.stage >= Stage.FEWER_PARAMETERS:
             return (cls(size=-(-case.batch_size // 8)),)
         if case.stage is not Stage.USUAL:
             return ()

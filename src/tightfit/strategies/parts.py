@@ -32,6 +32,11 @@ class Precision(str, Enum):
     BF16 = "bf16"
     FP16 = "fp16"
 
+    @property
+    def dtype(self) -> str:
+        """Its name in torch."""
+        return {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}[self.value]
+
 
 class RowSource(Protocol):
     """What the rows of a training step are: tokens, or the cached outputs of an encoder that ran before."""
@@ -61,6 +66,9 @@ class RowSource(Protocol):
 
 class Export(Protocol):
     """What checkpoints and the saved model hold."""
+
+    saves_model: bool
+    """Whether the saved model has all weights, not only an adapter for those of the base model."""
 
     def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
         """The weights of a checkpoint, by name."""
@@ -106,6 +114,8 @@ class Tokens:
 
 class WholeModel:
     """Checkpoints and the saved model hold all weights."""
+
+    saves_model = True
 
     def checkpoint_weights(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
         return model.state_dict()
@@ -161,7 +171,7 @@ class Parts:
     @property
     def parameters(self) -> int:
         """The number of parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(getattr(p, "elements", p.numel()) for p in self.model.parameters())  # of a quantized weight its own
 
     @property
     def trainable_parameters(self) -> int:

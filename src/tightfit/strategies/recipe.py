@@ -32,6 +32,7 @@ class Recipe:
         """A recipe of these strategies; raises RecipeError if two of them clash."""
         in_order = sorted(strategies, key=lambda strategy: _ORDER[strategy.name])
         _check_clashes(in_order)
+        _check_needs(in_order)
         return cls(tuple(in_order))
 
     @property
@@ -183,6 +184,19 @@ def _setting(kind: type[Strategy], item: str) -> tuple[str, str]:
     if not equals or not value:
         raise RecipeError(msg("'{spec}' has no value: write '{meant}'.", spec=written, meant=f"{kind.name}:{key}=..."))
     return key, value
+
+
+def _check_needs(strategies: list[Strategy]) -> None:
+    names = {strategy.name for strategy in strategies}
+    for strategy in strategies:
+        if strategy.needs is not None and strategy.needs not in names:
+            raise RecipeError(
+                msg(
+                    "'{spec}' needs '{needed}': add --use {needed}, or leave it out.",
+                    spec=strategy.spec,
+                    needed=strategy.needs,
+                )
+            )
 
 
 def _check_clashes(strategies: list[Strategy]) -> None:

@@ -450,7 +450,11 @@ def save_model(trainer: Trainer, folder: Path) -> None:
     """
     with atomic_dir(folder / "model") as tmp:
         finish_model(trainer.parts, tmp, trainer.meter.phase)
-        trainer.save_model(str(tmp))
+        if trainer.parts.export.saves_model:
+            trainer.save_model(str(tmp))
+        else:  # the adapter is in files of its own, and the base model is where it was
+            trainer.model.config.save_pretrained(str(tmp))
+            trainer.processing_class.save_pretrained(str(tmp))
     for path in sorted((folder / "model").iterdir()):
         path.replace(folder / path.name)
     (folder / "model").rmdir()

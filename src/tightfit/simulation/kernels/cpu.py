@@ -29,8 +29,8 @@ def kernels() -> Iterator[None]:
 
 def scratch(func: Any, args: tuple[Any, ...], *, bf16_products: bool) -> list[Buffer]:
     """A CPU without bf16 instructions multiplies into fp32 and rounds afterwards; 8-bit state is expanded to fp32."""
-    if func.namespace == "bitsandbytes":
-        return [Buffer(4 * args[1].numel())] * _FP32_COPIES.get(func.name(), 0)
+    if copies := _FP32_COPIES.get(func.name()):
+        return [Buffer(4 * args[1].numel())] * copies
     if func not in _PRODUCTS or args[-1].dtype != torch.bfloat16 or bf16_products:
         return []
     left, right = args[-2:]
