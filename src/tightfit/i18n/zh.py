@@ -536,6 +536,7 @@ TEXTS = {
     "The code of '{name}' fails on a batch of texts: {reason}. Use another model.": "“{name}”的模型代码在处理一批文本时出错：{reason}。请换用其他模型。",
     "{recipe} did not pass its pre-flight ({reason}): planned again": "{recipe} 没有通过训练前预检（{reason}）：已重新规划",
     "--report-to {name} cannot be used: {suggestion}": "--report-to {name} 无法使用：{suggestion}",
+    "'{spec}' needs '{needed}': add --use {needed}, or leave it out.": "“{spec}”需要“{needed}”：请加上 --use {needed}，或去掉它。",
     "--report-to {name} needs the package {name}: pip install {name}.": "--report-to {name} 需要安装 {name}：pip install {name}。",
     "--set cannot be used as given: {reason}.": "--set 给出的参数无法使用：{reason}。",
     "stopped early after step {step} of {steps}: the last {count} evaluations were not better": "第 {step} 步提前停止（共 {steps} 步）：最近 {count} 次评估都不优于最好的一次",
