@@ -61,7 +61,6 @@ RECIPES = (
     "offload-optimizer",
     "optimizer-in-backward",
     "lora",
-    "lora quantize",
     "freeze:cache=false",
     "freeze:layers=1,cache=false",
     "max-length:tokens=64",
