@@ -43,9 +43,10 @@ def strategies(language: str) -> str:
 
 def tasks(language: str) -> str:
     """Every task with what it reads, its metrics and a command."""
+    colon = "：" if language == "zh" else ": "
     rows = [
         (
-            f"`{row.name}`: {source.text(row.summary, language)}",
+            f"`{row.name}`{colon}{source.text(row.summary, language)}",
             source.text(row.reads, language),
             source.text(row.metrics, language),
             f"`{row.command}`",

@@ -25,15 +25,15 @@ class Job(BaseModel):
     model: str
     """A hub id, or a folder with config, tokenizer and weights."""
     data: str
-    """A CSV, TSV, JSON, JSONL or Parquet file, a folder of them, or a hub dataset."""
+    """A CSV, TSV, JSON, JSONL, Parquet, text or CoNLL file, a folder of them, or a hub dataset."""
     validation: str | None = None
     """A validation file; without it 10 % of the data is held out, stratified by class if there are classes."""
     task: str = "text-classification"
-    """The task to train for. Found by the data where it plainly is for one, else text-classification."""
+    """The task to train for (tightfit tasks lists them). Detected if the data leaves no doubt, else the default."""
     text: str | None = None
     """The text column, or two for text pairs: premise,hypothesis. Detected from the column names if omitted."""
     label: str | None = None
-    """The label column. Detected from the column names if omitted."""
+    """The label column, or several of 0 and 1: toxic,obscene. Detected from the column names if omitted."""
     source_prefix: str | None = None
     """What is written before each text, such as "translate English to German: " for T5 (text-to-text)."""
     positive: str | None = None
@@ -43,19 +43,19 @@ class Job(BaseModel):
     batch_size: int = Field(default=32, ge=1, le=10**9)
     """Examples per optimizer step: the effective batch size, whatever the memory budget."""
     max_length: int = Field(default=128, ge=2)
-    """Texts are truncated to this many tokens."""
+    """Most tokens of a text. Longer ones are truncated or, for some tasks, cut into blocks or windows of it."""
     epochs: float = Field(default=1.0, gt=0, le=10**6)
     """Passes over the training data."""
     max_steps: int | None = Field(default=None, ge=1, le=10**9)
     """Stop after this many optimizer steps."""
     learning_rate: float = Field(default=2e-5, gt=0)
-    """The highest learning rate; it falls to zero by the last step, as --lr-scheduler-type says."""
+    """The peak learning rate, reached after the warm-up; --lr-scheduler-type says how it changes from there."""
     lr_scheduler_type: str = "linear"
     """How the learning rate changes after the warm-up, as in transformers: linear, cosine, constant_with_warmup, …"""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """The share of all steps in which the learning rate rises from 0."""
     warmup_steps: int | None = Field(default=None, ge=0, le=10**9)
-    """The number of steps in which the learning rate rises from 0, in place of a share."""
+    """The number of steps in which the learning rate rises from 0, instead of --warmup-ratio."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Weight decay; not applied to biases and norm weights."""
     max_grad_norm: float = Field(default=1.0, ge=0)

@@ -61,8 +61,8 @@ Allow = Annotated[
 Prefer = Annotated[
     str | None,
     typer.Option(
-        help="What counts if a recipe with result `same` and a faster one with result `close` fit: exact takes the "
-        "first, speed the faster one. [default: exact]"
+        help="Which to take if a `same` recipe and a faster `close` recipe both fit: exact takes the `same` one, speed "
+        "the faster one. [default: exact]"
     ),
 ]
 Use = Annotated[
@@ -109,7 +109,12 @@ def plan(
         int | None, typer.Option(help="Choose alternative N of the printed plan instead.", metavar="N")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan to this file (.yaml) for tightfit train.")] = None,
-    export: Annotated[Path | None, typer.Option(help="Write the plan as a transformers script (.py).")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the plan as a Python script (.py); plain transformers if possible, else it calls tightfit."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Choose a recipe (a set of strategies) that fits a memory budget. Prints the reasons and the alternatives.
@@ -167,7 +172,11 @@ def train(
         ),
     ] = False,
     save_every: Annotated[
-        str, typer.Option(help="Save a checkpoint every '100 steps' or '30 minutes', and at the end of each epoch.")
+        str,
+        typer.Option(
+            help="Save a checkpoint every '100 steps' or '30 minutes', and after each evaluation. "
+            "--save-steps replaces it."
+        ),
     ] = "30 minutes",
     keep_checkpoints: Annotated[
         int, typer.Option(help="Checkpoints to keep when the run has finished; 0 keeps only the model.")

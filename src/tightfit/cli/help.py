@@ -29,7 +29,10 @@ _NOT_FIRST, _NOT_LAST = "，。；：、）”？！,.;:)]?!", "（“[("  # of 
 _LONGEST_NAME = 25  # a longer one has a line of its own
 
 _OPTION_GROUPS: tuple[tuple[Message, tuple[str, ...]], ...] = (
-    (msg("Model and data"), ("model", "data", "validation", "task", "text", "label", "random_weights")),
+    (
+        msg("Model and data"),
+        ("model", "data", "validation", "task", "text", "label", "source_prefix", "random_weights"),
+    ),
     (msg("Memory"), ("budget", "device", "use", "avoid", "allow", "prefer", "take", "probe")),
     (
         msg("Training"),

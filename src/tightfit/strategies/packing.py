@@ -27,7 +27,7 @@ class Packing(Strategy):
     frees: ClassVar[tuple[MemoryKind, ...]] = (MemoryKind.ACTIVATIONS,)
     result: ClassVar[Result] = Result.SAME
     summary: ClassVar[Message] = msg(
-        "joins the rows of a micro-batch into one row without padding, with attention kept apart (causal models)"
+        "joins the rows of a micro-batch into one row without padding; attention does not cross rows (causal models)"
     )
     changes: ClassVar[Changes] = Changes.GRADIENTS
 
@@ -52,7 +52,7 @@ class Packing(Strategy):
 
 
 Packing.zh = {
-    Packing.summary: "把一个微批次的各行拼成没有填充的一行，注意力互不可见（因果语言模型）",
+    Packing.summary: "把一个微批次的样本拼成一条不含填充的序列，样本之间注意力互相屏蔽（因果语言模型）",
     "'{name}' is for causal language models that keep packed rows apart: {model} does not. Leave it out.": (
         "“{name}”用于能让拼接的各行互不可见的因果语言模型，{model} 不是：请去掉它。"
     ),

@@ -105,7 +105,7 @@ class Task(ABC):
     """The name on the command line."""
     summary: ClassVar[Message]
     """One line for the list of tasks."""
-    reads: ClassVar[Message] = msg("a column of labels, and one of texts or two of pairs")
+    reads: ClassVar[Message] = msg("a label column, and a text column (two for text pairs)")
     """What its data has, for the list of tasks."""
     command: ClassVar[str] = "tightfit train --model bert-base-chinese --data reviews.csv"
     """A command that trains it, for the list of tasks."""

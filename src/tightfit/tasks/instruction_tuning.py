@@ -45,7 +45,9 @@ class InstructionTuning(GenerationTask):
     """Answers to instructions and in chats."""
 
     name: ClassVar[str] = "instruction-tuning"
-    summary: ClassVar[Message] = msg("answer instructions, learned from chats or from instructions with answers")
+    summary: ClassVar[Message] = msg(
+        "follow instructions: supervised fine-tuning (SFT) on chats, or on instructions with answers"
+    )
     reads: ClassVar[Message] = msg("chats (`messages`), or columns of instructions and answers")
     command: ClassVar[str] = "tightfit train --model HuggingFaceTB/SmolLM2-135M-Instruct --data chats.jsonl"
     column_names: ClassVar[ColumnNames] = ColumnNames(_INSTRUCTIONS, _ANSWERS, whole=_CHATS)
@@ -231,7 +233,7 @@ def _fitting(ids: list[int], labels: list[int], max_length: int) -> dict[str, An
 InstructionTuning.zh = {
     InstructionTuning.reads: "对话（`messages`），或指令和回答两列",
     **GENERATION_ZH,
-    InstructionTuning.summary: "回答指令，从对话或“指令—回答”数据中学习",
+    InstructionTuning.summary: "指令微调（SFT）：用对话或“指令-回答”数据训练模型按指令回答",
     InstructionTuning.example: "一条指令",
     InstructionTuning.no_label: "没有回答",
     "answers instructions": "回答指令",

@@ -36,8 +36,8 @@ class LanguageModeling(GenerationTask):
     """Every token of a text, predicted from those before it."""
 
     name: ClassVar[str] = "language-modeling"
-    summary: ClassVar[Message] = msg("continue texts, learned from texts alone")
-    reads: ClassVar[Message] = msg("texts alone: text files, or a column of texts")
+    summary: ClassVar[Message] = msg("causal language modeling (continued pretraining) on plain text")
+    reads: ClassVar[Message] = msg("plain text: text files, or one text column")
     command: ClassVar[str] = (
         "tightfit train --model HuggingFaceTB/SmolLM2-135M --data notes.txt --task language-modeling"
     )
@@ -71,7 +71,7 @@ class MaskedLanguageModeling(LanguageModeling):
     """Hidden tokens of a text, predicted from all others."""
 
     name: ClassVar[str] = "masked-language-modeling"
-    summary: ClassVar[Message] = msg("fill in hidden words, learned from texts alone")
+    summary: ClassVar[Message] = msg("predict masked tokens (MLM), trained on plain text")
     command: ClassVar[str] = "tightfit train --model bert-base-uncased --data notes.txt --task masked-language-modeling"
     data_format: ClassVar[DatasetFormat | None] = PLAIN_TEXTS
     example: ClassVar[Message] = msg("a text with [MASK] in place of a word")
@@ -177,15 +177,15 @@ def _check_masks(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> No
 
 
 LanguageModeling.zh = {
-    LanguageModeling.reads: "只有文本：文本文件，或一列文本",
+    LanguageModeling.reads: "纯文本：文本文件，或一列文本",
     **GENERATION_ZH,
-    LanguageModeling.summary: "续写文本，只用文本学习",
+    LanguageModeling.summary: "因果语言建模（继续预训练），只需纯文本",
     LanguageModeling.example: "一段文本的开头",
     "continues texts": "续写文本",
 }
 MaskedLanguageModeling.zh = {
     **GENERATION_ZH,
-    MaskedLanguageModeling.summary: "填补被遮住的词，只用文本学习",
+    MaskedLanguageModeling.summary: "掩码语言建模（MLM）：预测被掩码的 token，只需纯文本",
     MaskedLanguageModeling.example: "用 [MASK] 代替一个词的文本",
     "fills in hidden words": "填补被遮住的词",
     "'{text}' has no {mask} for the model to fill in: write it in place of a word.": (

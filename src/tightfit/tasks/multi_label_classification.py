@@ -66,7 +66,7 @@ class MultiLabelClassification(TextTask):
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("f1", msg("micro F1")),
         Metric("macro_f1", MACRO_F1),
-        Metric("accuracy", msg("all labels right")),
+        Metric("accuracy", msg("subset accuracy")),
     )
     constant: ClassVar[Message] = msg("always the same labels")
     example: ClassVar[Message] = msg("a text to label")
@@ -246,7 +246,7 @@ MultiLabelClassification.zh = {
     MultiLabelClassification.reads: "文本，以及标签列表、`a;b` 或每个标签一列 0/1",
     "micro F1": "微平均 F1",
     MACRO_F1: "宏平均 F1",
-    "all labels right": "全部标签正确率",
+    "subset accuracy": "子集准确率（所有标签全对）",
     MultiLabelClassification.constant: "总是预测相同的标签",
     MultiLabelClassification.example: "要标注的文本",
     "any of the labels: {labels}": "以下任意标签：{labels}",

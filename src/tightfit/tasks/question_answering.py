@@ -1,4 +1,4 @@
-"""Question answering: the part of a context that answers a question."""
+"""Question answering: the span of a context that answers a question."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class QuestionAnswering(Task):
     """An answer to each question, from its context; long contexts are read in windows that overlap."""
 
     name: ClassVar[str] = "question-answering"
-    summary: ClassVar[Message] = msg("the part of a context that answers a question")
+    summary: ClassVar[Message] = msg("extractive question answering: the span of a context that answers a question")
     reads: ClassVar[Message] = msg("SQuAD files (also 2.0), or columns `question`, `context` and `answers`")
     command: ClassVar[str] = "tightfit train --model bert-base-uncased --data train-v2.0.json --max-length 384"
     column_names: ClassVar[ColumnNames] = ColumnNames(_COLUMNS, _ANSWER_COLUMNS)
     no_label: ClassVar[Message] = msg("has no answers that are in their contexts")
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("f1", msg("F1 of the answer's words")),
+        Metric("f1", msg("word-overlap F1")),
         Metric("exact_match", msg("exact match")),
     )
     constant: ClassVar[Message] = msg("always no answer")
@@ -479,11 +479,11 @@ QuestionAnswering.data_format = DatasetFormat(
 )
 
 QuestionAnswering.zh = {
-    QuestionAnswering.summary: "在上下文中找出问题的答案",
+    QuestionAnswering.summary: "抽取式问答：在上下文中找出问题的答案",
     QuestionAnswering.no_label: "没有出现在上下文中的答案",
     QuestionAnswering.reads: "SQuAD 文件（含 2.0），或 `question`、`context`、`answers` 三列",
-    "F1 of the answer's words": "答案词的 F1",
-    "exact match": "完全匹配率",
+    "word-overlap F1": "答案的词级 F1",
+    "exact match": "精确匹配率（EM）",
     QuestionAnswering.constant: "总是回答没有答案",
     QuestionAnswering.example: "一个问题",
     QuestionAnswering.second_example: "含有答案的上下文",

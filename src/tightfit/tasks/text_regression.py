@@ -50,7 +50,7 @@ class TextRegression(TextTask):
 
     name: ClassVar[str] = "text-regression"
     summary: ClassVar[Message] = msg("a number for a text or a pair of texts, such as a rating or a similarity")
-    reads: ClassVar[Message] = msg("a column of numbers, and one of texts or two of pairs")
+    reads: ClassVar[Message] = msg("a column of numbers, and a text column (two for text pairs)")
     command: ClassVar[str] = "tightfit train --model bert-base-uncased --data pairs.csv --task text-regression"
     column_names: ClassVar[ColumnNames] = ColumnNames(TEXT_COLUMNS, _LABEL_COLUMNS)
     no_label: ClassVar[Message] = msg("has no numbers")
@@ -181,7 +181,7 @@ def _ranks(values: Array) -> Array:
 TextRegression.zh = {
     TextRegression.summary: "为一段文本或一对文本预测一个数值，例如评分或相似度",
     TextRegression.no_label: "没有数值",
-    TextRegression.reads: "一列数值，以及一列文本或两列文本对",
+    TextRegression.reads: "一列数值，以及一列文本（文本对为两列）",
     TextRegression.example: "要打分的文本",
     "Pearson correlation": "皮尔逊相关系数",
     "Spearman correlation": "斯皮尔曼相关系数",

@@ -34,7 +34,9 @@ class TextToText(GenerationTask):
     """A text written from another."""
 
     name: ClassVar[str] = "text-to-text"
-    summary: ClassVar[Message] = msg("write one text from another: translate, summarize (encoder-decoder models)")
+    summary: ClassVar[Message] = msg(
+        "generate one text from another, such as a translation or a summary (encoder-decoder models)"
+    )
     reads: ClassVar[Message] = msg("two columns of texts, such as `source` and `target`, or `document` and `summary`")
     command: ClassVar[str] = "tightfit train --model google-t5/t5-small --data pairs.tsv --task text-to-text"
     column_names: ClassVar[ColumnNames] = ColumnNames(
@@ -127,7 +129,7 @@ def _targets(rows: RowBatch, tokenizer: PreTrainedTokenizerBase, max_length: int
 TextToText.zh = {
     TextToText.reads: "两列文本，例如 `source` 与 `target`，或 `document` 与 `summary`",
     **GENERATION_ZH,
-    TextToText.summary: "由一段文本写出另一段：翻译、摘要（编码器—解码器模型）",
+    TextToText.summary: "由一段文本生成另一段，例如翻译、摘要（编码器-解码器模型）",
     TextToText.no_label: "没有要写出的文本",
     "without a text to write dropped": "没有要写出的文本，已丢弃",
     "writes texts from texts": "由文本写出文本",

@@ -84,7 +84,7 @@ class TokenClassification(Task):
     name: ClassVar[str] = "token-classification"
     summary: ClassVar[Message] = msg("a tag for each token of a text, such as named entities")
     reads: ClassVar[Message] = msg("CoNLL files (a token and its tag per line), or lists of `tokens` and `ner_tags`")
-    command: ClassVar[str] = "tightfit train --model bert-base-chinese --data weibo_ner --epochs 3"
+    command: ClassVar[str] = "tightfit train --model bert-base-chinese --data train.conll --epochs 3"
     column_names: ClassVar[ColumnNames] = ColumnNames(
         tuple((name,) for name in (*_TOKEN_COLUMNS, *_TEXT_COLUMNS)), _TAG_COLUMNS
     )
