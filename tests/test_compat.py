@@ -580,6 +580,7 @@ OVERRIDDEN = {
     "_load_best_model": [],
 }  # fmt: skip
 CALLED = {
+    "_wrap_model": ["model", "training", "dataloader"],
     "_prepare_inputs": ["inputs"],
     "_save": ["output_dir", "state_dict"],
     "_save_optimizer_and_scheduler": ["output_dir"],
@@ -773,7 +774,7 @@ def foreign_private_names(source: str, own: set[str], file: str = "") -> list[st
     """The private and internal names of other libraries that some source code uses."""
     tree = ast.parse(source)
     own = (own | own_names(tree)) - reserved() - OF_TRAINER
-    allowed = OF_TRAINER if file in ("trainer.py", "trainer_checkpoints.py") else set()
+    allowed = OF_TRAINER if file in ("trainer.py", "trainer_checkpoints.py", "budget_trainer.py") else set()
     imported = {(alias.asname or alias.name).partition(".")[0] for node in imports(tree) for alias in node.names}
     found = [name for node in imports(tree) for name in private_imports(node)]
     for node in ast.walk(tree):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tightfit.simulation.estimate import Estimate
     from tightfit.strategies.freeze import freeze, frozen_parameters
     from tightfit.strategies.recipe import Recipe
+    from tightfit.training.budget_trainer import MemoryBudgetMixin, Seq2SeqTrainer, Trainer
 
 # Importing torch takes seconds, so each name is imported on first use.
 _MODULES = {
@@ -25,10 +26,13 @@ _MODULES = {
     "DoesNotFit": "errors",
     "Estimate": "simulation.estimate",
     "Job": "job",
+    "MemoryBudgetMixin": "training.budget_trainer",
     "Plan": "planning.plan",
     "Recipe": "strategies.recipe",
     "Run": "runs.record",
+    "Seq2SeqTrainer": "training.budget_trainer",
     "TightfitError": "errors",
+    "Trainer": "training.budget_trainer",
     "compare": "api",
     "estimate": "api",
     "evaluate": "inference",
@@ -46,10 +50,13 @@ __all__ = [
     "DoesNotFit",
     "Estimate",
     "Job",
+    "MemoryBudgetMixin",
     "Plan",
     "Recipe",
     "Run",
+    "Seq2SeqTrainer",
     "TightfitError",
+    "Trainer",
     "compare",
     "estimate",
     "evaluate",

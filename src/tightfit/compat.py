@@ -361,6 +361,13 @@ def quantize_int8(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return packed, scale
 
 
+def reset_accelerator_state() -> None:
+    """Let the next Accelerator compute in another precision than the ones before it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()
+
+
 def translate_typer(translate: Callable[[str], str]) -> None:
     """Let typer translate the headings and notes of its help pages with this function instead of gettext."""
     import typer.core

@@ -136,7 +136,8 @@ def _check_loaded_weights(name: str, model: PreTrainedModel, report: dict[str, A
 
 def max_positions(model: PreTrainedModel) -> int | None:
     """The longest input in tokens that the model has positions for; None if unlimited."""
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    config = getattr(model, "config", None)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) if config else None
     if positions is None or positions < 0:
         return None
     # RoBERTa-like models count positions from the padding token's id: 514 rows for 512 tokens.

@@ -94,6 +94,7 @@ def run_plan(
 
 def next_command(made: Plan, request: Request, *, take: int | None, out: Path | None) -> str:
     """The command that trains the plan; only a plan file keeps which alternative was taken."""
+    assert made.job is not None
     if out is None and take is None:
         trained_here = made.budget.device.is_here  # `train` knows no other devices
         return shlex.join(["tightfit", "train", *_options(made.job, request, with_device=trained_here)])

@@ -85,15 +85,14 @@ def text_batch(labels: str = "int64") -> BatchSpec:
 
 
 def _axes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """The sizes of the axes in both batches."""
+    """The sizes of the axes in both batches; images and the like have no tokens."""
+    tensors = [name for name, value in first.items() if _is_tensor(value) and value.dim()]
+    if not tensors:
+        raise DataError(msg("The collator's batches have no tensors with rows: there is nothing to simulate."))
+    axes = {ROWS: (len(first[tensors[0]]), len(second[tensors[0]]))}
     if _IDS not in first or first[_IDS].dim() != 2:
-        raise DataError(
-            msg("The collator's batches have no {field} of rows x tokens: there is nothing to simulate.", field=_IDS)
-        )
-    axes = {
-        ROWS: (len(first[_IDS]), len(second[_IDS])),
-        TOKENS: (first[_IDS].shape[1], second[_IDS].shape[1]),
-    }
+        return axes
+    axes[TOKENS] = first[_IDS].shape[1], second[_IDS].shape[1]
     labels = first.get("labels"), second.get("labels")
     widths = tuple(each.shape[1] for each in labels if each is not None and each.dim() > 1)
     if len(widths) == len(labels) and widths != axes[TOKENS] and len(set(widths)) > 1:

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -78,11 +78,30 @@ class RowLimits:
             self.found[length] = min(rows, self.found.get(length, rows))
 
 
+def shape_of(batch: Batch) -> tuple[int, int]:
+    """Rows and tokens of a batch; a batch without tokens, such as images, counts one per row."""
+    if "input_ids" in batch and batch["input_ids"].dim() == 2:
+        rows, tokens = batch["input_ids"].shape
+        return rows, tokens
+    return len(next(iter(batch.values()))), 1
+
+
+def is_splittable(batch: Any) -> bool:
+    """Whether a batch is a mapping to tensors that all have its rows as their first dimension."""
+    if not isinstance(batch, Mapping) or not batch:
+        return False
+    tensors = list(batch.values())
+    return all(hasattr(value, "dim") and value.dim() for value in tensors) and len({len(v) for v in tensors}) == 1
+
+
 def micro_batches(
     batch: Batch, rows: int | RowLimits, *, encoder_decoder: bool = False, sort: bool = False
 ) -> Iterator[tuple[list[int], Batch]]:
     """Cut a batch into micro-batches of at most `rows` rows, longest first; yields each with its rows' indices."""
     limits = RowLimits(rows) if isinstance(rows, int) else rows
+    if "input_ids" not in batch:
+        yield from _consecutive(batch, limits)
+        return
     host = {name: batch[name].cpu() for name in _DECIDES_LENGTHS if name in batch}
     inputs = used_spans(_used_inputs(host, encoder_decoder))
     targets = used_spans(host["labels"] != IGNORED) if encoder_decoder and _has_token_labels(host) else None
@@ -95,6 +114,14 @@ def micro_batches(
         is_whole = chosen == list(range(len(inputs)))
         part = batch if is_whole else {key: value[chosen] for key, value in batch.items()}
         yield chosen, _trim(part, _union(inputs, chosen), _union(targets, chosen) if targets else None)
+
+
+def _consecutive(batch: Batch, limits: RowLimits) -> Iterator[tuple[list[int], Batch]]:
+    """The micro-batches of a batch without tokens, in its order."""
+    left = list(range(shape_of(batch)[0]))
+    for size, _ in limits.cut([1] * len(left)):
+        chosen, left = left[:size], left[size:]
+        yield chosen, {key: value[chosen[0] : chosen[-1] + 1] for key, value in batch.items()}
 
 
 def used_spans(used: torch.Tensor) -> Spans:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from tightfit.strategies.parts import OptimizerFactory
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
@@ -35,6 +37,8 @@ class StepSettings:
     max_grad_norm: float
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the optimizer, as torch names them."""
+    own_optimizer: OptimizerFactory | None = None
+    """That of the user, where no strategy replaces it."""
 
     @classmethod
     def of(cls, job: Job) -> StepSettings:
@@ -64,7 +68,7 @@ def assemble(
     parts = Parts(
         model=model,
         device=device,
-        optimizer=AdamW().build,
+        optimizer=settings.own_optimizer or AdamW().build,
         batching=Batching(settings.batch_size, settings.max_length, depth=source.depth),
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tightfit.data.micro_batches import IGNORED, micro_batches
+from tightfit.data.micro_batches import IGNORED, micro_batches, shape_of
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
     from tightfit.data.batches import Batch
     from tightfit.data.micro_batches import RowLimits
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def weighted_micro_batches(
-    model: PreTrainedModel,
+    model: torch.nn.Module,
     batch: Batch,
     rows: int | RowLimits,
     *,
@@ -34,13 +33,13 @@ def weighted_micro_batches(
     """The micro-batches, each with its share of the batch's labels; those without labels are skipped."""
     counts = label_counts(model, batch, class_weights)
     total = sum(counts)
-    for chosen, micro_batch in micro_batches(batch, rows, encoder_decoder=model.config.is_encoder_decoder, sort=sort):
+    for chosen, micro_batch in micro_batches(batch, rows, encoder_decoder=_is_encoder_decoder(model), sort=sort):
         count = sum(counts[row] for row in chosen)
         if count:
             yield count / total, micro_batch
 
 
-def label_counts(model: PreTrainedModel, batch: Batch, class_weights: Sequence[float] | None = None) -> list[float]:
+def label_counts(model: torch.nn.Module, batch: Batch, class_weights: Sequence[float] | None = None) -> list[float]:
     """The number of labels of each row that enter the loss, or the sum of their classes' weights.
 
     One for rows without `labels`, such as one answer each.
@@ -48,7 +47,7 @@ def label_counts(model: PreTrainedModel, batch: Batch, class_weights: Sequence[f
     import torch
 
     if "labels" not in batch:
-        return [1] * len(batch["input_ids"])
+        return [1] * shape_of(batch)[0]
     labels = batch["labels"]
     if labels.is_floating_point():  # regression or multi-label classification
         return [labels[0].numel()] * len(labels)
@@ -61,14 +60,18 @@ def label_counts(model: PreTrainedModel, batch: Batch, class_weights: Sequence[f
     return counted.reshape(len(labels), -1).sum(dim=1).tolist()
 
 
-def predicts_next_token(model: PreTrainedModel) -> bool:
+def _is_encoder_decoder(model: torch.nn.Module) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def predicts_next_token(model: torch.nn.Module) -> bool:
     """Whether the label of a position is the token after it."""
     from tightfit.compat import LOSS_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, ForCausalLMLoss
 
     shifts = LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
     # Some heads have no loss_type and still shift the labels (GPT2LMHeadModel).
     causal = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    return (shifts or causal) and not model.config.is_encoder_decoder
+    return (shifts or causal) and not _is_encoder_decoder(model)
 
 
 def model_loss(model: torch.nn.Module, batch: Batch) -> torch.Tensor:

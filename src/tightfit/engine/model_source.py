@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightfit.compat import import_model_code
 from tightfit.data.labels import Labels
 from tightfit.job import Job
-from tightfit.models import Loading, layer_period, load_config, load_model, num_layers, truncate_layers
+from tightfit.models import Loading, layer_period, layer_stacks, load_config, load_model, num_layers, truncate_layers
 from tightfit.tasks import find_task
 
 if TYPE_CHECKING:
@@ -122,8 +122,6 @@ class GivenModel:
     model: PreTrainedModel
     loads_weights = False
     peft_type = None
-    depth = None
-    layer_period = 1
     predicts_words = False  # its logits may be read by the user's code: what needs no logits is not tried by itself
 
     @property
@@ -134,6 +132,20 @@ class GivenModel:
     def resident_bytes(self) -> int:
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in self._tensors()}
         return sum(storages.values())
+
+    @cached_property
+    def depth(self) -> int | None:
+        """The layers of its stacks, if these are equally deep and a layer differs from others by its period only."""
+        stacks, period = layer_stacks(self.model), self.layer_period
+        depths = {len(stack) for stack in stacks}
+        if len(depths) != 1 or not all(_repeats(stack, period) for stack in stacks):
+            return None
+        return depths.pop()
+
+    @cached_property
+    def layer_period(self) -> int:
+        config = getattr(self.model, "config", None)
+        return layer_period(config) if config is not None else 1
 
     def import_code(self) -> None:
         pass
@@ -148,6 +160,14 @@ class GivenModel:
         return [t for t in (*self.model.parameters(), *self.model.buffers()) if t.device.type == "cpu"]
 
 
+def _repeats(stack: torch.nn.ModuleList, period: int) -> bool:
+    """Whether the layers after the first repeat: their parameters have the same names, shapes, formats and training."""
+    layers = [
+        [(name, p.shape, p.dtype, p.requires_grad) for name, p in layer.named_parameters()] for layer in list(stack)[1:]
+    ]
+    return layers[period:] == layers[: max(0, len(layers) - period)]
+
+
 class _EmptyCopy(GivenModel):
     """Builds copies of a model whose tensors are new ones of the same shape."""
 
@@ -160,4 +180,14 @@ class _EmptyCopy(GivenModel):
             copies[id(parameter)] = torch.nn.Parameter(values, requires_grad=parameter.requires_grad)
         for buffer in self.model.buffers():
             copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
-        return copy.deepcopy(self.model, copies)
+        model = copy.deepcopy(self.model, copies)
+        if layers is not None:
+            _keep_first_layers(model, layers)
+        return model
+
+
+def _keep_first_layers(model: PreTrainedModel, layers: int) -> None:
+    for stack in layer_stacks(model):
+        del stack[layers:]
+    if (config := getattr(model, "config", None)) is not None:
+        truncate_layers(config, layers)

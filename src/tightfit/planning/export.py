@@ -65,6 +65,7 @@ def unexportable_reason(plan: Plan) -> Message | None:
     own = _own_specs(plan)
     if len(own) > 1:
         return msg("{specs} need tightfit.", specs=", ".join(own))
+    assert plan.job is not None  # the command line plans for jobs
     unusual = _unusual_freezing(plan.recipe) or _unusual_task(plan.job) or _unusual_data(plan.job)
     needed = verbatim(own[0]) if own else unusual
     return msg("{what} needs tightfit.", what=needed) if needed else None
@@ -152,6 +153,7 @@ def _calling_tightfit(plan: Plan, why: Message, notes: tuple[Message, ...]) -> S
 
 
 def _plain(plan: Plan, *, peak: int | None = None, process: int | None = None, measuring: bool = False) -> str:
+    assert plan.job is not None
     script = find_task(plan.job.task).script
     assert script is not None  # unexportable_reason
     return _render(
@@ -220,6 +222,7 @@ def _render(template: str, plan: Plan, *, peak: int | None = None, measuring: bo
 
 def _values(plan: Plan, peak: int, measuring: bool) -> dict[str, object]:
     """The variables of the two templates, the transformers script and the script that calls tightfit."""
+    assert plan.job is not None
     job, chosen = plan.job.resolve_paths(), plan.chosen
     found: dict[type[Strategy], Strategy] = {type(s): s for s in plan.recipe.strategies}
     micro_batch, max_length = found.get(MicroBatch), found.get(MaxLength)

@@ -9,7 +9,7 @@ from typing import Any
 from tightfit.device import Budget, Device
 from tightfit.display import Display
 from tightfit.job import Job
-from tightfit.messages import Message, both, msg
+from tightfit.messages import Message, both, msg, name
 from tightfit.planning.constraints import Constraints
 from tightfit.simulation.estimate import Estimate
 from tightfit.strategies import STRATEGIES
@@ -108,7 +108,8 @@ def _rounded(seconds: float | None, digits: int) -> float | None:
 class Plan(Display):
     """The recipe chosen for a budget; if none fits, the one closest to it and suggestions to make it fit."""
 
-    job: Job
+    job: Job | None
+    """None where the model and the data are objects of the user's script."""
     budget: Budget
     constraints: Constraints
     baseline: Option
@@ -156,6 +157,18 @@ class Plan(Display):
     def reasons(self) -> tuple[Message, ...]:
         """One line for each strategy of the recipe."""
         return tuple(reason.text for reason in self.reason_details)
+
+    @property
+    def summary(self) -> Message:
+        """The chosen recipe in one line."""
+        return msg(
+            "{budget}: {recipe}, peak {peak}{time}, result: {result}",
+            budget=self.budget.title,
+            recipe=self.chosen.title,
+            peak=format_bytes(self.chosen.peak),
+            time=self.chosen.and_time,
+            result=name(self.chosen.result.value),
+        )
 
     @property
     def recipe(self) -> Recipe:

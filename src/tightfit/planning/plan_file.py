@@ -44,6 +44,7 @@ class PlanHeader(BaseModel):
 
 def write_plan(path: Path, plan: Plan) -> None:
     """Write the YAML file that `tightfit train FILE` runs."""
+    assert plan.job is not None  # the command line plans for jobs
     job = plan.job.resolve_paths()
     header = PlanHeader(
         version=VERSION,

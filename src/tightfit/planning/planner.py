@@ -170,11 +170,9 @@ class Planner:
         suggestions: tuple[Message, ...] = (),
     ) -> Plan:
         baseline = self.option(Recipe())
-        job = self.simulation.setup.job
         assert baseline is not None  # a recipe without strategies cannot be rejected
-        assert job is not None  # plans are made for jobs
         return Plan(
-            job=job,
+            job=self.simulation.setup.job,
             budget=budget,
             constraints=constraints,
             baseline=baseline,

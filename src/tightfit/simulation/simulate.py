@@ -264,7 +264,7 @@ class _FakeBatches:
         return self._marked(self._make(rows, length))
 
     def _make(self, rows: int, length: int, *names: str) -> Batch:
-        end, token = _tokens_of(self.parts.model.config)
+        end, token = _tokens_of(getattr(self.parts.model, "config", None))
         return self.spec.make(rows, length, *names, token=token, end_token=end)
 
     def _marked(self, batch: Batch) -> Batch:
@@ -272,8 +272,10 @@ class _FakeBatches:
         return batch
 
 
-def _tokens_of(config: PretrainedConfig) -> tuple[int, int]:
+def _tokens_of(config: PretrainedConfig | None) -> tuple[int, int]:
     """The token that ends a row, and one without a meaning to the model."""
+    if config is None:  # a model that is not from transformers
+        return 1, 0
     text = config.get_text_config()
     special = {value for name, value in vars(text).items() if name.endswith("_token_id") and isinstance(value, int)}
     end = getattr(text, "eos_token_id", None)  # some configs have none, others a list

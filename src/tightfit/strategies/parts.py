@@ -200,6 +200,13 @@ class Parts:
         return factory(groups, self.learning_rate)
 
     def without_model(self) -> Parts:
-        """What is left for the estimates of a traced recipe; it can be pickled."""
+        """What is left for the estimates of a traced recipe; it can be pickled, which a user's optimizer may not."""
         nothing: Any = None
-        return replace(self, model=nothing, source=self.source.without_model(), export=WholeModel(), shrinkable=())
+        return replace(
+            self,
+            model=nothing,
+            optimizer=nothing,
+            source=self.source.without_model(),
+            export=WholeModel(),
+            shrinkable=(),
+        )

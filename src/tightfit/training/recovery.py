@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from tightfit.compat import version_of
-from tightfit.data.micro_batches import RowLimits
+from tightfit.data.micro_batches import RowLimits, shape_of
 from tightfit.engine.oom import drop_frames, free_memory, not_enough_memory
 from tightfit.errors import first_line, is_out_of_memory
 from tightfit.messages import Message, msg, verbatim
@@ -135,8 +135,7 @@ class Recovery:
     def tracking(self, micro_batches: WeightedMicroBatches) -> Iterator[tuple[float, Batch]]:
         """The same micro-batches; the shape of the current one is stored, in case it is too large."""
         for weight, micro_batch in micro_batches:
-            rows, length = micro_batch["input_ids"].shape
-            self._current_shape = (rows, length)
+            self._current_shape = shape_of(micro_batch)
             yield weight, micro_batch
 
     def found_limits(self) -> dict[str, dict[int, int]]:
@@ -184,7 +183,7 @@ class Recovery:
 
 def run_in_chunks(run: Callable[[Batch], T], batch: Batch, limits: RowLimits, log: Log) -> list[T]:
     """Run a batch without gradients in as many chunks as memory requires, and return the result of each."""
-    rows, width = batch["input_ids"].shape
+    rows, width = shape_of(batch)
     while True:
         chunk_rows = min(rows, limits.rows_for(width))
         with _attempt() as outcome:
@@ -219,7 +218,7 @@ def _check_unchanged(versions: TensorVersions, message: Message) -> None:
 
 
 def _chunks(batch: Batch, rows: int) -> Iterator[Batch]:
-    total = len(batch["input_ids"])
+    total, _ = shape_of(batch)
     if rows >= total:
         yield batch
         return

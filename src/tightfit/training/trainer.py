@@ -5,19 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PrinterCallback
 
-from tightfit.compat import nested_concat
 from tightfit.data.batches import BucketSampler, LengthBuckets
-from tightfit.engine.assembly import build_optimizer
 from tightfit.engine.class_loss import ClassLoss
 from tightfit.engine.meter import Meter
 from tightfit.engine.micro_batch_loss import label_counts, weighted_micro_batches
-from tightfit.engine.step import clip_gradients, evaluate_batch, optimizer_step, train_batch
+from tightfit.engine.step import clip_gradients, train_batch
 from tightfit.errors import BadInput, OutOfMemory
 from tightfit.messages import msg
 from tightfit.strategies.parts import Parts
@@ -175,24 +172,6 @@ class Trainer(CheckpointTrainer):
             self.optimizer = self._take_over(super().create_optimizer(model) if is_given else None)
         return self.optimizer
 
-    def _take_over(self, given: torch.optim.Optimizer | None) -> torch.optim.Optimizer:
-        """Run the optimizer as the recipe says, and repeat a step that runs out of memory."""
-        optimizer = build_optimizer(self.parts, given)
-        if not self.parts.stepping.in_backward:
-            self._recover_in_step(optimizer)
-        return optimizer
-
-    def _recover_in_step(self, optimizer: torch.optim.Optimizer) -> None:
-        original = optimizer.step
-
-        @functools.wraps(original)
-        def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
-            return self.recovery.step(
-                lambda: optimizer_step(lambda: original(closure), self.meter.phase), optimizer, self.state.global_step
-            )
-
-        optimizer.step = MethodType(step, optimizer)  # a method, which schedulers wrap again
-
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         """Length buckets, if the recipe uses them."""
         if self.buckets is None:
@@ -219,26 +198,6 @@ class Trainer(CheckpointTrainer):
             output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
         return output
 
-    def prediction_step(
-        self, model: torch.nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> Any:
-        """One evaluation batch, in as many chunks as memory requires."""
-        predict = super().prediction_step
-
-        def forward(model: torch.nn.Module, chunk: Batch) -> tuple[Batch, Any]:
-            return chunk, predict(model, chunk, prediction_loss_only, ignore_keys)
-
-        outputs = self.recovery.evaluate(
-            lambda chunk: evaluate_batch(model, chunk, self.meter.phase, forward), dict(inputs)
-        )
-        return outputs[0][1] if len(outputs) == 1 else self._concat(outputs)
-
-    def _concat(self, outputs: list[tuple[Batch, Any]]) -> Any:
-        """The outputs of the chunks as those of one batch; its loss is the mean over all labels."""
-        counts = [self._label_count(chunk) for chunk, _ in outputs]
-        losses, logits, labels = zip(*(each for _, each in outputs), strict=True)
-        return _mean(losses, counts), _concat_or_none(logits), _concat_or_none(labels)
-
     def collate_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, as the data loader delivers it."""
         collate = self._get_collator_with_removed_columns(self.data_collator)
@@ -248,14 +207,3 @@ class Trainer(CheckpointTrainer):
     def prepare_rows(self, dataset: Any, rows: list[int]) -> Batch:
         """The batch of these rows, on the device."""
         return dict(self._prepare_inputs(self.collate_rows(dataset, rows)))
-
-
-def _mean(losses: tuple[Any, ...], counts: list[float]) -> Any:
-    """Weighted by their labels; None without labels, and a chunk of ignored labels has no loss that counts."""
-    if losses[0] is None or not any(counts):
-        return losses[0]
-    return sum(loss * (count / sum(counts)) for loss, count in zip(losses, counts, strict=True) if count)
-
-
-def _concat_or_none(outputs: tuple[Any, ...]) -> Any:
-    return None if outputs[0] is None else functools.reduce(nested_concat, outputs)

@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_callback import ExportableState
 
 from tightfit.compat import reset_unscaled, set_last_lr
-from tightfit.engine.meter import Meter
 from tightfit.engine.oom import free_memory
 from tightfit.engine.step import drop_state, save
 from tightfit.messages import msg
 from tightfit.optimizers.in_backward import reset_grad_norms
 from tightfit.simulation.patches import replaced
-from tightfit.strategies.parts import Parts
 from tightfit.system.files import atomic_remove
 from tightfit.training.checkpoints import (
     as_load_error,
@@ -32,26 +29,18 @@ from tightfit.training.checkpoints import (
     writing_checkpoint,
 )
 from tightfit.training.finite import SkippedSteps
-from tightfit.training.recovery import Log, Recovery
+from tightfit.training.recovering_trainer import RecoveringTrainer
+from tightfit.training.recovery import Log
 from tightfit.training.setup import checkpoint_bytes
 
 
-class CheckpointTrainer(transformers.Trainer):
+class CheckpointTrainer(RecoveringTrainer):
     """transformers.Trainer with atomic, verified checkpoints, which are loaded one tensor at a time."""
 
-    parts: Parts
-    meter: Meter
-    recovery: Recovery
     report: Log
     skipped: SkippedSteps
-    optimizer: torch.optim.Optimizer | None
     _resumed: Path | None = None
     """The checkpoint that the run has resumed from."""
-
-    @property
-    def inner_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer without accelerate's wrapper."""
-        return getattr(self.optimizer, "optimizer", self.optimizer)
 
     # Saving
 
