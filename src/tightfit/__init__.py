@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from tightfit.strategies.freeze import freeze, frozen_parameters
     from tightfit.strategies.recipe import Recipe
     from tightfit.training.budget_trainer import MemoryBudgetMixin, Seq2SeqTrainer, Trainer
+    from tightfit.training.own_loop import (
+        chunked_layers,
+        chunked_loss,
+        meter,
+        micro_batches,
+        optimizer_in_backward,
+        recovering,
+    )
 
 # Importing torch takes seconds, so each name is imported on first use.
 _MODULES = {
@@ -33,14 +41,20 @@ _MODULES = {
     "Seq2SeqTrainer": "training.budget_trainer",
     "TightfitError": "errors",
     "Trainer": "training.budget_trainer",
+    "chunked_layers": "training.own_loop",
+    "chunked_loss": "training.own_loop",
     "compare": "api",
     "estimate": "api",
     "evaluate": "inference",
     "freeze": "strategies.freeze",
     "frozen_parameters": "strategies.freeze",
     "load_run": "runs.record",
+    "meter": "training.own_loop",
+    "micro_batches": "training.own_loop",
+    "optimizer_in_backward": "training.own_loop",
     "plan": "api",
     "predict": "inference",
+    "recovering": "training.own_loop",
     "train": "api",
 }
 
@@ -57,14 +71,20 @@ __all__ = [
     "Seq2SeqTrainer",
     "TightfitError",
     "Trainer",
+    "chunked_layers",
+    "chunked_loss",
     "compare",
     "estimate",
     "evaluate",
     "freeze",
     "frozen_parameters",
     "load_run",
+    "meter",
+    "micro_batches",
+    "optimizer_in_backward",
     "plan",
     "predict",
+    "recovering",
     "train",
 ]
 

@@ -445,6 +445,8 @@ TEXTS = {
     "{folder}: {files} not used, neither for training nor for validation": "{folder}：{files} 没有用到，既不用于训练，也不用于验证",
     "'{name}' is neither a local file nor a dataset on the hub ({reason}): check the path or the name.": "“{name}”既不是本地文件，也不是 Hub 上的数据集（{reason}）：请检查路径或名称。",
     "'{name}' has no training split, only {splits}.": "“{name}”没有训练集，只有 {splits}。",
+    "micro_batches needs size=ROWS or tokens=TOKENS.": "micro_batches 需要 size=样本数 或 tokens=token 数。",
+    "The optimizer does not have the parameter '{name}' of the model, which trains: its gradient would stay in memory. Give it all, or freeze that.": "优化器中没有模型的可训练参数“{name}”：它的梯度会一直占用内存。请把所有参数都交给优化器，或冻结该参数。",
     "The training data can only be iterated: give max_length, the tokens of its longest row.": "训练数据只能迭代读取：请给出 max_length，即最长一条样本的 token 数。",
     "The collator makes a batch of {rows} rows that is not a mapping to tensors with {rows} rows each: its memory cannot be planned, leave out budget.": "collator 用 {rows} 条样本生成的批次不是由各含 {rows} 行的张量组成的字典：无法规划其内存，请不要指定 budget。",
     "{settings} cannot be planned for: leave out budget, or that.": "{settings} 无法参与规划：请去掉它，或不指定 budget。",
