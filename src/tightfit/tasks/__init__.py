@@ -52,8 +52,11 @@ def _task_of_data(job: Job) -> str:
     formats = {n: t.data_format for n, t in TASKS.items() if t.data_format and t.has_metric(job.metric)}
     if not formats or "task" in job.model_fields_set or (job.text and job.label):
         return job.task
-    source, _ = open_data(job.data, find_task(job.task), Columns.of(job.text, job.label))
-    sample = Sample(source.sample())
+    try:
+        source, _ = open_data(job.data, find_task(job.task), Columns.of(job.text, job.label))
+        sample = Sample(source.sample())
+    except BadInput:
+        return job.task  # reported when the data is read, after the options have been checked
     return next((name for name, each in formats.items() if sample.rows and each.find(sample)), job.task)
 
 
