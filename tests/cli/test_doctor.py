@@ -79,7 +79,7 @@ def test_a_folder_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, capfd: Ca
 
 def test_a_device_that_does_not_exist_is_bad_input(monkeypatch: pytest.MonkeyPatch, capfd: Captured) -> None:
     assert call(monkeypatch, "--device", "tpu", "--quick") == 2
-    assert "There is no device 'tpu'" in capfd.readouterr().err
+    assert "Training on 'tpu' is not supported" in capfd.readouterr().err
 
 
 def test_a_problem_of_the_gpu_makes_it_look_at_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

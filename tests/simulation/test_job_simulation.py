@@ -23,7 +23,7 @@ from tightfit.simulation.job_simulation import (
 )
 from tightfit.simulation.worst_case import Lengths
 from tightfit.strategies import STRATEGIES
-from tightfit.strategies.base import Changes
+from tightfit.strategies.base import Changes, Strategy
 from tightfit.strategies.recipe import Recipe, parse_strategy
 from tightfit.system.processes import usable_cpus
 
@@ -84,7 +84,8 @@ def test_every_strategy_changes_only_what_it_declares(
     skip_unless_installed(name)
     strategy = parse_strategy(name + _SETTINGS.get(name, ""))
     others = [parse_strategy(spec) for spec in ("gradient-checkpointing", "adafactor")]
-    recipe = Recipe.of([strategy, *(other for other in others if other.exclusive != strategy.exclusive)])
+    others = [*needed_by(name), *(other for other in others if other.exclusive != strategy.exclusive)]
+    recipe = Recipe.of([strategy, *others])
     separate = _separate_parts(recipe)
     inseparable = strategy.steps_in_backward or not strategy.hints.same_ops_at_any_size
     assert (separate is None) == (inseparable or recipe in (recipe.gradient_part(), recipe.optimizer_part()))
@@ -119,12 +120,18 @@ def test_parallel_traces_equal_local_ones(tmp_path: Path, monkeypatch: pytest.Mo
 _SETTINGS = {"micro-batch": ":size=2", "chunked-layers": ":size=2", "max-length": ":tokens=8"}
 
 
+def needed_by(name: str) -> list[Strategy]:
+    """The strategy without which this one cannot be used."""
+    needed = STRATEGIES[name].needs
+    return [] if needed is None else [parse_strategy(needed)]
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_traced_recipe_can_be_pickled(tmp_path: Path, name: str) -> None:
     """Tested in one process, so that it does not depend on the number of cores."""
     skip_unless_installed(name)
     on_gpu = simulation(tmp_path, GPUS["A100 40GB"], name)
-    traced = _trace_in_worker(on_gpu, Recipe.parse([name + _SETTINGS.get(name, "")]))
+    traced = _trace_in_worker(on_gpu, Recipe.of([parse_strategy(name + _SETTINGS.get(name, "")), *needed_by(name)]))
     assert traced is not None
     copy = pickle.loads(pickle.dumps(traced))
     assert copy.parts.step_batching == traced.parts.step_batching

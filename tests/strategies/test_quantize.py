@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -129,9 +130,10 @@ def test_a_run_learns_and_its_folder_holds_the_adapter_only(run_folder: Path) ->
 
 
 def test_evaluations_load_it_on_the_base_model(run_folder: Path) -> None:
-    """Which is not quantized there, so the loss is close to that of the run."""
-    found = evaluate(run_folder, device="cpu").metrics["eval_loss"]
-    assert found == pytest.approx(load_run(run_folder).metrics["eval_loss"], rel=0.05, abs=0.02)
+    """Which is not quantized there: another loss than that of the run, and the same labels."""
+    found, of_run = evaluate(run_folder, device="cpu").metrics, load_run(run_folder).metrics
+    assert found["eval_accuracy"] == of_run["eval_accuracy"]
+    assert found["eval_loss"] < 0.5 * math.log(2)  # an untrained head has at least log 2
 
 
 def test_peft_loads_the_adapter(run_folder: Path, tiny_model: Path, tmp_path: Path) -> None:

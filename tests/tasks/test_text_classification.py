@@ -133,7 +133,9 @@ def test_class_ids_and_ratings_are_labels(tmp_path: Path, labels: list[str]) -> 
     ],
 )
 def test_combinations_are_several_labels(tmp_path: Path, labels: list[str], message: str) -> None:
-    with pytest.raises(DataError, match=f"looks like several labels per text .*{re.escape(message)}.*0 and 1 for each"):
+    with pytest.raises(
+        DataError, match=f"looks like several labels per text .*{re.escape(message)}.*--task multi-label"
+    ):
         labels_of(tmp_path / "a.csv", labels * 2)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightfit.data.columns import ColumnNames
-from tightfit.i18n import render
+from tightfit.i18n import current_language, render
 from tightfit.messages import Message, clauses, in_sequence, listed, msg, name
 from tightfit.planning.plan import Option, Plan
 from tightfit.report.names import in_a_line, kind_name, phase_name, result_name, scores_beside_constant
@@ -509,9 +509,10 @@ def task_rows() -> list[TaskRow]:
 
 
 def _usual_columns(names: ColumnNames) -> Message:
-    """A few of the names by which columns are found."""
+    """A few of the names by which columns are found; those in Chinese only for who reads it."""
     groups = sorted(names.text, key=len)  # single columns first
-    texts = [" + ".join(group) for group in (*groups[:3], *groups[-1:])]
+    shown = (*groups[:3], *(groups[-1:] if current_language() == "zh" else ()))
+    texts = [" + ".join(group) for group in shown]
     if not names.label:
         return msg("text ({texts}, …)", texts=texts)
     apart = msg("text ({texts}, …), label ({labels}, …)", texts=texts, labels=names.label[:3])
