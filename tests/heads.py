@@ -30,7 +30,7 @@ _T5_DECODER = {"decoder_start_token_id": 0, **_T5}
 CONFIGS: dict[str, tuple[type, dict[str, Any]]] = {
     "Bert": (hf.BertConfig, {}),
     "Roberta": (hf.RobertaConfig, _SPECIAL),
-    "DistilBert": (hf.DistilBertConfig, {**_DISTIL, "seq_classif_dropout": 0.0}),
+    "DistilBert": (hf.DistilBertConfig, {**_DISTIL, "seq_classif_dropout": 0.0, "qa_dropout": 0.0}),
     "DebertaV2": (hf.DebertaV2Config, {"pooler_dropout": 0.0, "pooler_hidden_size": 32}),
     "DebertaV3": (
         hf.DebertaV2Config,
@@ -72,10 +72,12 @@ def small_config(architecture: str, layers: int = 2, **changes: Any) -> Any:
     return kind(**{**_SMALL, **extra, **depths, "num_hidden_layers": layers, **changes})
 
 
-def make_batch(rows: int, head: str = "sequence", longest: int = 20, seed: int = 1) -> dict[str, torch.Tensor]:
+def make_batch(
+    rows: int, head: str = "sequence", longest: int = 20, seed: int = 1, shortest: int = 3
+) -> dict[str, torch.Tensor]:
     """Rows of very different lengths, padded on the right, with the head's kind of labels."""
     torch.manual_seed(seed)
-    lengths = torch.randint(3, longest + 1, (rows,))
+    lengths = torch.randint(shortest, longest + 1, (rows,))
     lengths[0] = longest
     mask = (torch.arange(longest)[None] < lengths[:, None]).long()
     ids = torch.randint(5, 99, (rows, longest)) * mask

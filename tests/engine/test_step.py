@@ -47,11 +47,33 @@ def whole_batch(model: Any, batch: dict[str, torch.Tensor]) -> tuple[float, torc
 @pytest.mark.parametrize(("batch_rows", "rows"), [(8, 1), (8, 3), (5, 2), (1, 4)])
 def test_micro_batches_equal_the_whole_batch(architecture: str, head: str, batch_rows: int, rows: int) -> None:
     model = build(architecture, head)
-    batch = make_batch(batch_rows, head)
+    # The loss of an answer depends on the padding (see the next test), so these rows have none.
+    batch = make_batch(batch_rows, head, shortest=20 if head == "question" else 3)
     loss, expected = whole_batch(model, batch)
     accumulated_loss, found = in_micro_batches(model, batch, rows)
     assert accumulated_loss == pytest.approx(loss, rel=TOLERANCE)
     assert (found - expected).norm() <= TOLERANCE * expected.norm()
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "DistilBert", "ModernBert", "GPT2"])
+def test_the_loss_of_answers_depends_on_padding_not_on_weights(architecture: str) -> None:
+    """Heads take the softmax over all positions, padding too: micro-batches without it have a lower loss."""
+    model, batch = build(architecture, "question"), make_batch(8, "question")
+    assert (batch["end_positions"] < batch["attention_mask"].sum(dim=1)).all()
+    loss, expected = whole_batch(model, batch)
+    padded = [(1 / 8, {key: value[row : row + 1] for key, value in batch.items()}) for row in range(8)]
+    padded_loss = float(train_batch(model, padded, model_loss, torch.Tensor.backward, no_meter))
+    assert padded_loss == pytest.approx(loss, rel=TOLERANCE)
+    assert (gradients(model) - expected).norm() <= TOLERANCE * expected.norm()
+
+    trimmed_loss, _ = in_micro_batches(model, batch, 1)
+    outputs, padding = model(**batch), batch["attention_mask"] == 0
+    masked = [
+        torch.nn.functional.cross_entropy(logits.masked_fill(padding, -torch.inf), batch[f"{place}_positions"])
+        for place, logits in (("start", outputs.start_logits), ("end", outputs.end_logits))
+    ]
+    assert trimmed_loss == pytest.approx(float(sum(masked)) / 2, rel=TOLERANCE)
+    assert trimmed_loss < loss * 0.9
 
 
 def test_a_micro_batch_without_labels_is_skipped() -> None:

@@ -4,6 +4,9 @@ A head's loss is the mean over the labels it saw, whatever the head. The means o
 share of the batch's labels, add up to the mean of the whole batch, also when rows have different numbers of labels and
 when the last batch of an epoch is smaller. Nothing depends on how a head treats `num_items_in_batch`, which makes
 gradient accumulation in transformers wrong for some heads.
+
+The heads that find answers compute a softmax over all positions, padding too. Their loss of a row depends on its
+padding, so for them this holds for micro-batches with the padding of the whole batch; trimmed ones have a lower loss.
 """
 
 from __future__ import annotations
