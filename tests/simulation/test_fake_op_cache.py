@@ -77,3 +77,14 @@ def test_results_without_explicit_dtype_follow_the_default_dtype() -> None:
                 assert ops.run(_aten.empty.memory_format, ([2, 3],), {}).dtype == dtype
         finally:
             torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("weight", [torch.bfloat16, torch.float32, None])
+def test_statistics_of_a_norm_have_the_dtype_that_they_have_on_a_cpu(weight: torch.dtype | None) -> None:
+    def dtypes(run: Callable[..., Any]) -> list[torch.dtype]:
+        states, factor = torch.ones(3, 4, dtype=torch.bfloat16), weight and torch.ones(4, dtype=weight)
+        return [out.dtype for out in run(_aten.native_layer_norm.default, (states, [4], factor, factor, 1e-5), {})]
+
+    real = dtypes(lambda func, args, kwargs: func(*args, **kwargs))
+    with FakeTensorMode():
+        assert dtypes(FakeOpCache().run) == real

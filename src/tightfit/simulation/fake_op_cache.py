@@ -157,4 +157,11 @@ def _grouped_mm(left: torch.Tensor, right: torch.Tensor, offsets: torch.Tensor |
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]))
 
 
-_FAKE_KERNELS = {grouped_mm: _grouped_mm}
+def _layer_norm(states: torch.Tensor, shape: Any, weight: torch.Tensor | None, *rest: Any) -> tuple[torch.Tensor, ...]:
+    """The mean and the deviation have the dtype of the weight. torch's own fake kernel gives them that of the input."""
+    out, *statistics = _LAYER_NORM(states, shape, weight, *rest)
+    return out, *[one if weight is None else one.to(weight.dtype) for one in statistics]
+
+
+_LAYER_NORM = torch.ops.aten.native_layer_norm.default
+_FAKE_KERNELS = {grouped_mm: _grouped_mm, _LAYER_NORM: _layer_norm}

@@ -52,7 +52,7 @@ class MixedPrecision(Strategy):
         precision = self.choose(parts.device)
         dtype, device = precision.value, parts.device.label
         note = msg("mixed-precision: computing in {dtype} on {device}", dtype=dtype, device=device)
-        if parts.device.kind == "cpu":
+        if parts.device.kind == "cpu" and precision is Precision.BF16:
             from tightfit.ops.bf16_products import use_bf16_products
 
             use_bf16_products(parts.model)
