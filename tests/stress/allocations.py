@@ -102,6 +102,10 @@ class Allocations:
         """The allocations of the step."""
         return self._expected(recipe, step)[0]
 
+    def undisturbed(self, recipe: str, step: int) -> dict[str, torch.Tensor]:
+        """The weights of a run in which no allocation fails."""
+        return self._expected(recipe, step)[1]
+
     def run_case(self, recipe: str, step: int, fail_at: int) -> dict[str, Any]:
         """What became of the run."""
         _, expected = self._expected(recipe, step)

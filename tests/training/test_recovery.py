@@ -205,7 +205,7 @@ def test_a_repeated_attempt_uses_the_same_random_numbers() -> None:
         return drawn[-1]
 
     assert recovery.train(attempt, optimizer, 4) == drawn[0] == drawn[1]
-    assert recovery.micro_batch_limits.rows_for(24) == 4
+    assert recovery.micro_batch_limits.rows_for(24) == 2
     assert "step 5" in messages[0]
     assert len(messages) == 2
 
@@ -219,6 +219,14 @@ def test_a_single_row_or_a_step_that_does_not_fit_ends_the_run() -> None:
     with pytest.raises(OutOfMemory, match="optimizer step 1 "):
         recovery.step(failing, optimizer, 0)
     assert len(messages) == 1
+
+
+def test_memory_short_before_the_first_micro_batch_of_every_repetition_ends_the_run() -> None:
+    recovery, optimizer, messages = recovery_of("micro-batch:size=8")
+    with pytest.raises(OutOfMemory, match="a single text of 24 tokens"):
+        recovery.train(failing, optimizer, 0)
+    assert ["8 texts" in messages[0], "4 texts" in messages[1], "2 texts" in messages[2]] == [True] * 3
+    assert len(messages) == 3
 
 
 def failing() -> None:
@@ -380,12 +388,12 @@ def test_every_recipe_recovers_whichever_allocation_fails(allocations: Allocatio
 
 def test_where_no_text_fits_the_run_ends_with_a_sentence_and_can_be_resumed(allocations: Allocations) -> None:
     """Memory runs out in the third step, with every number of texts; later there is enough."""
-    workspace, recipe = allocations.workspace, ["micro-batch:size=4"]
+    workspace, recipe = allocations.workspace, RECIPES["micro-batches"]
+    expected = allocations.undisturbed("micro-batches", 2)
     how: dict[str, Any] = {"max_steps": 3, "preflight": False, "save_every": "1 steps"}
     with failing_allocation(FailingAllocation(20, always=True), 2), pytest.raises(OutOfMemory) as raised:
         workspace.train("too_little", recipe, **how)
     assert str(raised.value).startswith("There is not enough memory to train on a single text of ")
     assert raised.value.__cause__ is None
     workspace.train("too_little", recipe, resume=True, **how)
-    workspace.train("enough", recipe, **how)
-    assert same_bits(workspace.weights("too_little"), workspace.weights("enough"))
+    assert same_bits(workspace.weights("too_little"), expected)

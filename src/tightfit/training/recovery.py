@@ -159,6 +159,8 @@ class Recovery:
         for limits in self._shrinkable():
             now = rows if limits is self.micro_batch_limits else min(rows, limits.rows_for(length))
             if limits.halve(now, length):
+                if limits is self.micro_batch_limits:  # a repetition may fail before its first micro-batch
+                    self._current_shape = (now // 2, length)
                 return self._continuing(step, now, length, limits)
         if rows > 1 and not self._shrinkable():
             raise not_enough_memory(_batch_too_large(rows, length, reason), reason)
