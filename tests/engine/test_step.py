@@ -76,6 +76,16 @@ def test_the_loss_of_answers_depends_on_padding_not_on_weights(architecture: str
     assert trimmed_loss < loss * 0.9
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_answers_outside_their_rows_have_no_weight(rows: int) -> None:
+    model, batch = build("Bert", "question"), make_batch(8, "question", shortest=20)
+    batch["start_positions"][:2] = batch["end_positions"][:2] = 20
+    loss, expected = whole_batch(model, batch)
+    accumulated_loss, found = in_micro_batches(model, batch, rows)
+    assert accumulated_loss == pytest.approx(loss, rel=TOLERANCE)
+    assert (found - expected).norm() <= TOLERANCE * expected.norm()
+
+
 def test_a_micro_batch_without_labels_is_skipped() -> None:
     model, batch = build("Bert", "token"), make_batch(6, "token")
     batch["labels"][2:] = -100

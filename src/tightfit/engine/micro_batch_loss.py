@@ -45,10 +45,13 @@ def weighted_micro_batches(
 def label_counts(model: torch.nn.Module, batch: Batch, class_weights: Sequence[float] | None = None) -> list[float]:
     """The number of labels of each row that enter the loss, or the sum of their classes' weights.
 
-    One for rows without `labels`, such as one answer each.
+    One for rows without `labels`, such as one answer each; none where the answer is outside the row.
     """
     import torch
 
+    if "start_positions" in batch and "input_ids" in batch:  # heads ignore positions after the last token
+        inside = batch["start_positions"].cpu() < batch["input_ids"].shape[1]
+        return inside.reshape(len(inside), -1).sum(dim=1).tolist()
     if "labels" not in batch:
         return [1] * shape_of(batch)[0]
     labels = batch["labels"]
