@@ -268,7 +268,7 @@ def test_a_format_that_halves_the_weights_is_counted(tmp_path: Path) -> None:
         planner.plan(half, ANY)
     assert error.value.plan is not None, "bf16-weights might have fitted"
     with pytest.raises(DoesNotFit) as error:
-        planner.plan(half, Constraints.of(avoid=["bf16-weights"]))
+        planner.plan(half, Constraints.of(avoid=["bf16-weights", "quantize"]))
     assert error.value.plan is None
 
 
