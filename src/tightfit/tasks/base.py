@@ -20,9 +20,9 @@ from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.format_detection import DatasetFormat, Sample
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile, store_rows
-from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
+from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts, flaw_note
 from tightfit.data.tokens import ROW, RowBatch, Tokens, encode_texts, text_lengths, tokenize
-from tightfit.errors import BadInput, suggest
+from tightfit.errors import BadInput, DataError, suggest
 from tightfit.job import Job
 from tightfit.messages import Message, msg
 from tightfit.tasks.quality import CONSTANT, LOSS, Metric, Mistake, Quality, Scoring, shorten
@@ -356,6 +356,27 @@ class Task(ABC):
     def pipeline_call(self, texts: Sequence[str], max_length: int) -> str:
         """Python code that calls the pipeline `pipe` with these texts, which are truncated as in training."""
         return f"pipe({json.dumps(texts[0], ensure_ascii=False)}, truncation=True, max_length={max_length})"
+
+
+def without_unknown(
+    name: str, rows: RowFile, unknown: Sequence[bool], *, flaw: Message, none_left: Message
+) -> tuple[RowFile, tuple[Message, ...]]:
+    """The rows that a model can be scored on, with a note about the others; DataError if none is left."""
+    if not any(unknown):
+        return rows, ()
+    if all(unknown):
+        raise DataError(none_left)
+    lines = [line for line, dropped in zip(rows["line"], unknown, strict=True) if dropped]
+    kept = rows.select([place for place, dropped in enumerate(unknown) if not dropped])
+    return kept, (flaw_note(name, flaw, lines),)
+
+
+def first_of(names: Sequence[str]) -> list[str]:
+    """The first few names, and dots if there are more."""
+    return [*names[:_NAMES_LISTED], *(["…"] if len(names) > _NAMES_LISTED else [])]
+
+
+_NAMES_LISTED = 6
 
 
 def _metric_option(name: str) -> str:

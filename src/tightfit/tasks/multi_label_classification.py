@@ -17,10 +17,18 @@ from tightfit.data.columns import ColumnNames, Columns
 from tightfit.data.format_detection import SEVERAL_LABELS, Sample, flag_columns
 from tightfit.data.labels import Labels
 from tightfit.data.row_file import RowFile
-from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts, flaw_note
+from tightfit.data.rows import Flaw, Flaws, Rows, clean, clean_texts
 from tightfit.errors import DataError
 from tightfit.messages import Message, msg
-from tightfit.tasks.base import LABEL_COLUMNS, TEXT_COLUMNS, ModelInputs, Prediction, TextTask
+from tightfit.tasks.base import (
+    LABEL_COLUMNS,
+    TEXT_COLUMNS,
+    ModelInputs,
+    Prediction,
+    TextTask,
+    first_of,
+    without_unknown,
+)
 from tightfit.tasks.classes import MACRO_F1
 from tightfit.tasks.entities import label_score
 from tightfit.tasks.quality import MISTAKES, LabelScore, Metric, Quality, shorten
@@ -34,7 +42,6 @@ if TYPE_CHECKING:
 
 _FIRST_SEPARATORS, _OTHER_SEPARATORS = re.compile("[;；|]"), re.compile("[,，、]")
 _MAX_LABELS = 10_000
-_LABELS_LISTED = 6
 _YES, _NO = {"1", "true", "yes"}, {"0", "false", "no", "", "none", "nan"}
 _NOT_FLAGS = Flaw(msg("with another value than 0 or 1 in a label column dropped"), dropped=True)
 _NOT_LABELS = Flaw(msg("whose labels are neither texts nor numbers dropped"), dropped=True)
@@ -121,23 +128,22 @@ class MultiLabelClassification(TextTask):
     def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[Message, ...]]:
         """Without the rows that have a label which is not in the training data: the model cannot predict it."""
         unknown = [not labels.ids.keys() >= set(each) for each in rows["label"]]
-        if not any(unknown):
-            return rows, ()
-        if all(unknown):
-            raise DataError(
-                msg("{name} has none of the labels of the training data: {labels}.", name=name, labels=labels.names)
-            )
-        lines = np.array(rows["line"])[unknown].tolist()
-        note = flaw_note(name, msg("with labels unknown to the model dropped"), lines)
-        return rows.select(np.flatnonzero(np.logical_not(unknown))), (note,)
+        return without_unknown(
+            name,
+            rows,
+            unknown,
+            flaw=msg("with labels unknown to the model dropped"),
+            none_left=msg(
+                "{name} has none of the labels of the training data: {labels}.", name=name, labels=labels.names
+            ),
+        )
 
     def describe(self, columns: Columns, labels: Labels) -> Message:
-        more = ["…"] if len(labels.names) > _LABELS_LISTED else []
         return msg(
             "{text}, any of {count} labels ({names})",
             text=super().describe(columns, labels),
             count=len(labels.names),
-            names=[*labels.names[:_LABELS_LISTED], *more],
+            names=first_of(labels.names),
         )
 
     # Tokens

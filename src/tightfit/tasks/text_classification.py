@@ -15,7 +15,7 @@ from tightfit.data.columns import ColumnNames, Columns, is_number
 from tightfit.data.format_detection import SEVERAL_LABELS
 from tightfit.data.labels import Labels, spelling
 from tightfit.data.row_file import RowFile
-from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean, flaw_note
+from tightfit.data.rows import NOT_TEXT, Flaw, Flaws, Rows, clean
 from tightfit.errors import BadInput, DataError, suggest
 from tightfit.messages import Message, in_sequence, msg
 from tightfit.tasks.base import (
@@ -27,6 +27,8 @@ from tightfit.tasks.base import (
     Prediction,
     Script,
     TextTask,
+    first_of,
+    without_unknown,
 )
 from tightfit.tasks.classes import (
     CLASS_METRICS,
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _BAD_LABEL = Flaw(msg("whose label is a list, an object or bytes dropped"), dropped=True)
-_LABELS_LISTED = 6
 _MAX_RATINGS = 30
 _SEPARATORS = ("|", ";", ",", "；", "，", "、")
 
@@ -167,24 +168,23 @@ def compute_metrics(output):
     def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[Message, ...]]:
         """Without the rows whose label is not in the training data: the model cannot predict them."""
         unknown = [labels.id_of(label) is None for label in rows["label"]]
-        if not any(unknown):
-            return rows, ()
-        if all(unknown):
-            raise DataError(
-                msg("{name} has none of the labels of the training data: {labels}.", name=name, labels=labels.names)
-            )
-        lines = np.array(rows["line"])[unknown].tolist()
-        note = flaw_note(name, msg("with labels unknown to the model dropped"), lines)
-        return rows.select(np.flatnonzero(np.logical_not(unknown))), (note,)
+        return without_unknown(
+            name,
+            rows,
+            unknown,
+            flaw=msg("with labels unknown to the model dropped"),
+            none_left=msg(
+                "{name} has none of the labels of the training data: {labels}.", name=name, labels=labels.names
+            ),
+        )
 
     def describe(self, columns: Columns, labels: Labels) -> Message:
-        more = ["…"] if len(labels.names) > _LABELS_LISTED else []
         return msg(
             "{text}, {count} labels from '{column}' ({names})",
             text=super().describe(columns, labels),
             count=len(labels.names),
             column=columns.label[0],
-            names=[*labels.names[:_LABELS_LISTED], *more],
+            names=first_of(labels.names),
         )
 
     def encode_labels(self, values: list[Any], labels: Labels) -> list[Any]:

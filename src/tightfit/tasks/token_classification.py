@@ -18,11 +18,11 @@ from tightfit.data.format_detection import DatasetFormat, Sample
 from tightfit.data.labels import Labels
 from tightfit.data.micro_batches import IGNORED
 from tightfit.data.row_file import RowFile, store_rows
-from tightfit.data.rows import NO_TEXT, Flaw, Flaws, Rows, clean, flaw_note
+from tightfit.data.rows import NO_TEXT, Flaw, Flaws, Rows, clean
 from tightfit.data.tokens import RowBatch
 from tightfit.errors import DataError, ModelError
 from tightfit.messages import Message, msg
-from tightfit.tasks.base import LOSS_SETTINGS, NO_LABEL, ModelInputs, Prediction, Task
+from tightfit.tasks.base import LOSS_SETTINGS, NO_LABEL, ModelInputs, Prediction, Task, first_of, without_unknown
 from tightfit.tasks.entities import OUTSIDE, Entity, entity_scores, entity_type, find_entities, has_prefix, label_score
 from tightfit.tasks.quality import MISTAKES, Metric, Mistake, Quality, shorten
 
@@ -44,7 +44,6 @@ _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003fff
 _WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
 _SPACED = re.compile(rf"[^\s{_CJK}，。、；：？！“”‘’（）《》…—]")
 _PREFIX = re.compile("^(`?)[BIESLUM]-")
-_TYPES_LISTED = 6
 _FIELD = (ROWS, TOKENS)
 _MISALIGNED = Flaw(msg("with another number of tags than tokens dropped"), dropped=True)
 _NOT_TOKENS = Flaw(msg("whose tokens are neither a list of words nor a text dropped"), dropped=True)
@@ -165,15 +164,15 @@ class TokenClassification(Task):
     def known_rows(self, name: str, rows: RowFile, labels: Labels) -> tuple[RowFile, tuple[Message, ...]]:
         """Without the rows that have a tag which is not in the training data: the model cannot predict it."""
         unknown = [not labels.ids.keys() >= set(tags) for tags in rows["tags"]]
-        if not any(unknown):
-            return rows, ()
-        if all(unknown):
-            raise DataError(
-                msg("{name} has no row with the tags of the training data alone: {tags}.", name=name, tags=labels.names)
-            )
-        lines = np.array(rows["line"])[unknown].tolist()
-        note = flaw_note(name, msg("with tags unknown to the model dropped"), lines)
-        return rows.select(np.flatnonzero(np.logical_not(unknown))), (note,)
+        return without_unknown(
+            name,
+            rows,
+            unknown,
+            flaw=msg("with tags unknown to the model dropped"),
+            none_left=msg(
+                "{name} has no row with the tags of the training data alone: {tags}.", name=name, tags=labels.names
+            ),
+        )
 
     def describe(self, columns: Columns, labels: Labels) -> Message:
         types = _types(labels.names)
@@ -181,7 +180,7 @@ class TokenClassification(Task):
             "tokens from '{tokens}', tags from '{tags}' ({types})",
             tokens=columns.text[0],
             tags=columns.label[0],
-            types=[*types[:_TYPES_LISTED], *(["…"] if len(types) > _TYPES_LISTED else [])],
+            types=first_of(types),
         )
 
     def text_of(self, row: Mapping[str, Any]) -> str:
